@@ -14,7 +14,7 @@ from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.terms import Grade
 
-_MAY_BE_CAUGHT = (SaveEnd.NOTHING_READ, SaveEnd.DROPPED, SaveEnd.NOT_AT_REST, SaveEnd.PUT_FAILED)
+_MAY_BE_CAUGHT = (SaveEnd.NOTHING_READ, SaveEnd.NOT_AT_REST, SaveEnd.PUT_FAILED)
 """Ends behind which an exception may stand that was seen."""
 
 

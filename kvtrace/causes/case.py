@@ -90,8 +90,6 @@ class Request:
     """How well it is seen that its saved tokens were: the least of them; None where none were."""
     middle: Interval | None = None
     """Only [start, end) of its prompt was kept, with others before that; None: otherwise."""
-    holes: bool = False
-    """Its prompt was kept in pieces, with others between them that nobody read."""
     entries: list[Store] = field(default_factory=list)
 
     @property
@@ -414,8 +412,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
             request.shared = load.alike
     for row, one in kept(run, engines).items():
         if not requests[row].unseen and (requests[row].grade or Grade.PROVED) >= Grade.READ:
-            requests[row].taken, requests[row].holes = one.end, one.holes
-            requests[row].middle = one.middle
+            requests[row].taken, requests[row].middle = one.end, one.middle
     for e in rows(run.entries):
         if e.slots >= 0:
             requests[e.request].entries.append(Store(e.step, e.slots, e.tokens, e.start, e.available))
@@ -446,12 +443,11 @@ def _sample(case: Case, request: Request) -> Sample:
         explained=reused or request.computed < request.prompt or before > 0,
         after_empty=after_empty(case, request),
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
-        heard=not (request.holes or another)
+        heard=not another
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if loaded else _reach(case, request),
         held=request.taken if loaded else before if request.taken == 0 and before and not reused else None,
         loaded=loaded,
-        written=(request.grade or Grade.DECLARED) >= Grade.WRITTEN,
     )
 
 

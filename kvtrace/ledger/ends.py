@@ -66,8 +66,6 @@ class SaveEnd(IntEnum):
     """Read, and what came to rest of it is empty, cut, or was never there."""
     LOST_LATER = 25
     """At rest once, and gone or overwritten by the end of the run."""
-    DROPPED = 26
-    """Read, and it never left the connector, as other KV of it did."""
 
 
 class LoadEnd(IntEnum):

@@ -534,12 +534,6 @@ class Run:
     outside: Sequence[Outside] = ()
     """What connectors that read KV did outside their processes."""
 
-    def engine(self, tag: int) -> Engine:
-        for engine in self.engines:
-            if engine.tag == tag:
-                return engine
-        raise KeyError(tag)
-
     def workers(self) -> list[Worker]:
         return [worker for engine in self.engines for worker in engine.workers]
 

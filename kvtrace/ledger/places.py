@@ -16,7 +16,7 @@ from kvtrace.ledger.model import Engine, Place
 from kvtrace.ledger.rest_file import RestFile
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import rows
-from kvtrace.trace.format import PEER, Way
+from kvtrace.trace.format import Way
 
 DIRECTORY, DATABASE, MEMORY, PEERS, CONFIGURED = (
     "directory", "database", "shared memory", "peer", "configured",
@@ -103,8 +103,3 @@ def configured_paths(value: Any, depth: int = 0) -> list[str]:
     if depth < 6 and isinstance(value, (list, tuple)):
         return [path for inner in value for path in configured_paths(inner, depth + 1)]
     return []
-
-
-def named(place: str) -> str:
-    """``tcp 10.0.0.2:6379`` -> ``10.0.0.2:6379``."""
-    return next((place[len(one) :] for one in PEER if place.startswith(one)), place)

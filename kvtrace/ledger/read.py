@@ -44,7 +44,7 @@ from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.values import without_collector
-from kvtrace.trace import facts, rows
+from kvtrace.trace import facts
 from kvtrace.trace.facts import Limit, WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
@@ -312,21 +312,14 @@ def _watched(
             scan, key = by_name[worker.spool], worker.key
             touched = touches(scan, worker)
             slots = slots_of(engine, worker, touched, given.get(engine.tag, []), here, told[scan.name])
-            followed = not _limited(scan, reported.UNRECORDED)
+            followed = not any(one.kind in reported.UNRECORDED for one in scan.facts_of(WatchLimits))
             found[key] = Watched(worker, measured[key], slots, executed.get(key, NEVER_RAN), followed)
     return found
 
 
 def _accounts(scan: SpoolScan, rest: RestFile) -> Accounts:
     sizes = {layer: size for one in scan.facts_of(facts.Worker) for layer, size in one.slot_bytes.items()}
-    limited = _limited(scan, {*reported.UNFOLLOWED, Limit.PROCESS})
-    return accounts(Traced(scan.name, scan.names, scan.slots, scan.outside, sizes, limited), rest)
-
-
-def _limited(scan: SpoolScan, kinds: Collection[str]) -> frozenset[int]:
-    """Indexes of the connectors of which some work could not be followed, for reasons of these kinds."""
-    met = (one for one in scan.facts_of(WatchLimits) if one.kind in kinds)
-    return frozenset(one.connector & rows.MOST_DETAIL for one in met)
+    return accounts(Traced(scan.name, scan.names, scan.slots, scan.outside, sizes), rest)
 
 
 def _unnamed(

@@ -137,10 +137,6 @@ class Caught:
         return any((step, name) in fact.places for fact in self.facts for name in (layer, ""))
 
     @property
-    def calls(self) -> int:
-        return sum(fact.count for fact in self.facts)
-
-    @property
     def sure(self) -> Caught:
         """Without what may be ordinary control flow."""
         return Caught(tuple(fact for fact in self.facts if not fact.broad))

@@ -173,7 +173,7 @@ def _worker(scan: SpoolScan, fact: facts.Worker, engine: Engine, known: Sequence
         spool=scan.name,
         process=f"{prefix}worker {fact.rank}",
         connector=_find(known, scan, fact.connector, "worker", engine.tag),
-        facts=_of_tokens(fact, engine),
+        facts=fact,
         graphs=graphs[-1] if graphs else facts.Graphs(),
         steps=len(ran.steps),
         no_forward_steps=len(ran.idle),
@@ -185,23 +185,6 @@ def _worker(scan: SpoolScan, fact: facts.Worker, engine: Engine, known: Sequence
         last_step=ran.last,
         stop_reason=scan.info.stop if scan.info.end not in ("cut", "damaged") else Stop.WRITE_FAILED,
         ops_late=any(one.status == "late" for one in scan.facts_of(facts.Target)),
-    )
-
-
-def _of_tokens(fact: facts.Worker, engine: Engine) -> facts.Worker:
-    """A worker whose KV layers are those that keep KV of tokens. Spools of before named all layers in the KV
-    cache; there the engine's groups tell."""
-    told = {
-        layer: facts.NOT_OF_TOKENS[group.kind]
-        for group in engine.facts.kv_groups
-        if group.kind in facts.NOT_OF_TOKENS
-        for layer in group.layers
-    }
-    others = {**{layer: told[layer] for layer in fact.kv_layers if layer in told}, **fact.other_layers}
-    return replace(
-        fact,
-        kv_layers=tuple(layer for layer in dict.fromkeys(fact.kv_layers) if layer not in others),
-        other_layers=others,
     )
 
 

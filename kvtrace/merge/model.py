@@ -69,11 +69,24 @@ class RunOf(Document):
     notes: tuple[str, ...] = ()
 
 
-class _ByGrade(Document):
-    """What has tokens by grade, those that were sent and those that were received."""
+@dataclass(frozen=True)
+class _Tokens(Document):
+    """Tokens of joined requests; as in :class:`Joined`."""
 
-    sent_by: Mapping[str, int]
-    received_by: Mapping[str, int]
+    prompt: int = 0
+    computed: int = 0
+    reused: int = 0
+    sent_by: Mapping[str, int] = field(default_factory=dict)
+    partly: int = 0
+    unseen: int = 0
+    received_by: Mapping[str, int] = field(default_factory=dict)
+    lost: int = 0
+    local: int = 0
+    again: int = 0
+    again_by: Mapping[str, int] = field(default_factory=dict)
+    last: int = 0
+    unsent: int = 0
+    computed_here: int = 0
 
     @property
     def sent(self) -> int:
@@ -85,24 +98,10 @@ class _ByGrade(Document):
 
 
 @dataclass(frozen=True)
-class Sums(_ByGrade):
-    """Over all joined requests; as in :class:`Joined`."""
+class Sums(_Tokens):
+    """Over all joined requests."""
 
     joined: int = 0
-    prompt: int = 0
-    computed: int = 0
-    reused: int = 0
-    partly: int = 0
-    unseen: int = 0
-    lost: int = 0
-    local: int = 0
-    computed_here: int = 0
-    again: int = 0
-    last: int = 0
-    unsent: int = 0
-    sent_by: Mapping[str, int] = field(default_factory=dict)
-    received_by: Mapping[str, int] = field(default_factory=dict)
-    again_by: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class End(Document):
 
 
 @dataclass(frozen=True)
-class Joined(_ByGrade):
+class Joined(_Tokens):
     """A request that one engine (``there``) computed for another one (``here``).
 
     Attributes:
@@ -161,22 +160,8 @@ class Joined(_ByGrade):
     how: str = ""
     key: str = ""
     value: str = ""
-    prompt: int = 0
-    computed: int = 0
-    reused: int = 0
-    sent_by: Mapping[str, int] = field(default_factory=dict)
-    partly: int = 0
-    unseen: int = 0
     offered: int = -1
     accepted: int = 0
-    received_by: Mapping[str, int] = field(default_factory=dict)
-    lost: int = 0
-    local: int = 0
-    again: int = 0
-    again_by: Mapping[str, int] = field(default_factory=dict)
-    last: int = 0
-    unsent: int = 0
-    computed_here: int = 0
     after_ns: int = 0
     sure: bool = True
 

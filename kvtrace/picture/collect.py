@@ -157,7 +157,6 @@ class _Filling:
         self._steps, self._marks, self._in_hooks = steps, marks, in_hooks
         self._layers = {name: number for number, name in enumerate(worker.kv_layers)}
         self._per_layer = worker.saves_per_layer
-        self._row_of: dict[int, int] = {}
         self._readers: Sequence[tuple[type[Any], Callable[[Records, Mapping[int, str]], None]]] = (
             (rows.HookCall, self._hooks),
             (rows.OpCall, self._ops),

@@ -30,7 +30,6 @@ OF_END: dict[SaveEnd, Kind] = {
     SaveEnd.PUT_FAILED: Kind(State.LOST, "the store refused it, or an exception ended its way"),
     SaveEnd.NOT_AT_REST: Kind(State.LOST, "what came to rest is empty, cut or missing"),
     SaveEnd.LOST_LATER: Kind(State.LOST, "gone or overwritten by the end of the run"),
-    SaveEnd.DROPPED: Kind(State.LOST, "it never left the connector"),
 }
 """Of tokens that were not saved."""
 _OF_GRADE = {

@@ -148,11 +148,10 @@ def connector_facts(report: Report, engine: Engine, own: str = "built into vLLM"
     return facts
 
 
-def parallel_facts(engine: Engine, every: bool = False) -> list[str]:
-    """``TP 2``; those of 1 as well where `every` one is asked for."""
+def parallel_facts(engine: Engine) -> list[str]:
+    """``TP 2``; of the others those above 1."""
     sizes = (("TP", engine["tp"]), ("PP", engine["pp"]), ("DP", engine.get("dp")))
-    least = 1 if every else 2
-    return [f"{name} {number}" for name, number in sizes if number and (number >= least or name == "TP")]
+    return [f"{name} {number}" for name, number in sizes if number and (number > 1 or name == "TP")]
 
 
 def way_facts(engine: Engine) -> list[str]:

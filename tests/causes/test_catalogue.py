@@ -76,7 +76,6 @@ def test_claims_are_asked_in_this_order() -> None:
             "already-stored",
             "decode-not-offered",
             "later-parts-not-offered",
-            "slots-short",
         ],
         Turn.STEP: ["hook-raised", "exception-swallowed"],
         Turn.REQUEST: ["preempted-before-save", "aborted-before-save", "first-chunk-only"],

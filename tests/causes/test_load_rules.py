@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from kvtrace.causes.cause import LOADS
 from kvtrace.causes.model import Finding
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
-from kvtrace.terms import LIMIT, NOTE, Grade
+from kvtrace.terms import LIMIT, NOTE
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role, pack_head
 
@@ -170,51 +169,6 @@ def test_written_files_settle_a_save_at_once(tmp_path: Path) -> None:
         sim.effect(0, step, 0, 128, size=4096, files=1)
         sim.finish(f"r{i}", 129)
     assert of_loads(analyse(sim)) == ["key-mismatch"]
-
-
-@pytest.mark.parametrize(
-    ("stored_again", "grade", "found"),
-    [
-        (0, Grade.WRITTEN, ["key-mismatch"]),
-        (128, Grade.WRITTEN, []),
-        (128, Grade.PROVED, ["key-mismatch"]),  # it stands there when the run is over
-    ],
-)
-def test_only_the_store_knows_what_was_sent_and_not_kept_again(
-    tmp_path: Path, stored_again: int, grade: Grade, found: list[str]
-) -> None:
-    """How far a prompt was kept is not seen position by position, and another one was saved in between: it
-    may have been evicted, unless the connector itself does not store it again, or it was there to the end."""
-    sim = Sim(tmp_path, ints={"unit": 32})
-    again(sim, [129, 161, 129], [128, 160, stored_again], [0, 0, 0])
-    sim.write()
-    run = read_run(sim.dir)
-    seen = diagnose(replace(run, base=run.base.assign(grade=int(grade))))
-    assert [one for one in of_loads(seen) if one == "key-mismatch"] == found
-    if found:  # no key was compared: the lookup may find the entry, and decline it
-        assert "get_num_new_matched_tokens of ChunkStore" in the(seen, "key-mismatch").remedy[0]
-
-
-@pytest.mark.parametrize(
-    ("other", "stored_again", "found"),
-    [
-        (Grade.PROVED, 128, ["key-mismatch"]),
-        (Grade.READ, 128, []),  # nobody knows what the store drops
-        (Grade.PROVED, 96, []),  # it stores less now
-    ],
-)
-def test_what_a_twin_put_in_place_of_the_first_was_there(
-    tmp_path: Path, other: Grade, stored_again: int, found: list[str]
-) -> None:
-    """What stands under the key is the second one's by then, so that of the first nothing is proved. Another
-    prompt that was saved before the lookup is there to the end: the store drops nothing."""
-    sim = Sim(tmp_path, ints={"unit": 32})
-    again(sim, [129, 161, 129], [128, 160, stored_again], [0, 0, 0])
-    sim.write()
-    run = read_run(sim.dir)
-    grades = run.base["request"].map({0: Grade.READ, 1: other, 2: Grade.READ}).astype(int)
-    seen = diagnose(replace(run, base=run.base.assign(grade=grades)))
-    assert [one for one in of_loads(seen) if one == "key-mismatch"] == found
 
 
 # ------------------------------------------------------------------- both books, one finding

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from synth import Chunk, Entry, Fate, Prompt, Sim
 from test_rules import analyse, ids, prompts, tokens
 
@@ -97,22 +96,6 @@ def test_the_evidence_tells_of_the_hits_of_these_requests(tmp_path: Path) -> Non
     text = " ".join(found.evidence)
     assert "the only lookup found some" in text
     assert "no lookup hit" not in text
-
-
-@pytest.mark.parametrize("whole", [64, 160])
-def test_it_is_said_if_only_prompts_of_chunks_are_left_out(tmp_path: Path, whole: int) -> None:
-    """A connector that decides in a request's first step never comes to them; not so where one was stored."""
-    sim = Sim(tmp_path / "run", ints={"unit": 32})
-    for prompt in prompts([96, whole, 160]):
-        sim.arrive(prompt)
-        for start in range(0, prompt.length, 100):
-            tokens = min(100, prompt.length - start)
-            entries = [] if prompt.id == "req-3" or start else [Entry(prompt.id, prompt.length, -1, 0)]
-            chunk = Chunk(prompt.id, start, tokens, first=not start)
-            sim.step([chunk], entries, prompts={prompt.id: prompt.length})
-        sim.finish(prompt.id, prompt.length)
-    found = next(one for one in analyse(sim).findings if one.id == "metadata-has-no-store")
-    assert any("computed in several chunks" in one for one in found.evidence) == (whole == 64)
 
 
 def test_a_hook_that_raised_explains_unreadable_metadata(tmp_path: Path) -> None:

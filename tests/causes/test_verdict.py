@@ -125,7 +125,7 @@ def test_wrong_data_stands_before_more_tokens_of_other_faults(tmp_path: Path) ->
     assert [one.id for one in found] == ["kv-load-wrong", "slots-short", "metadata-has-no-store"]
 
 
-def test_wrong_data_whose_tokens_another_fault_counts_stands_behind_it(tmp_path: Path) -> None:
+def test_wrong_kv_that_another_fault_counts_stands_behind_it(tmp_path: Path) -> None:
     """What a load never wrote is wrong as well: one bug, told by its root."""
     sim = Sim(tmp_path)
     sim.write()

@@ -22,6 +22,7 @@ from typing import Any
 from kvtrace.agent.steps.block_tables import runs
 from kvtrace.trace import format as fmt
 from kvtrace.trace import hooks, ops, rows
+from kvtrace.trace.facts import NOT_OF_TOKENS
 from kvtrace.trace.format import Dispatch, Fact, Flag, Kind, Role, Skip, pack_head
 
 US = 1000
@@ -258,6 +259,12 @@ class Sim:
              **(engine_facts or {})},
             self.t,
         )  # fmt: skip
+        others = {
+            layer: NOT_OF_TOKENS[group["kind"]]
+            for group in (engine_facts or {}).get("kv_groups", ())
+            if group["kind"] in NOT_OF_TOKENS
+            for layer in group["layers"]
+        }
         for rank in range(tp):
             spool = self.scheduler
             if not in_process:
@@ -271,7 +278,8 @@ class Sim:
                 self._connector_fact(spool, "worker", tag * 10 + 1, ints, connector_facts)
             spool.fact(
                 Fact.WORKER,
-                {"tag": 0, "ordinal": tag, "rank": rank, "kv_layers": self.layer_names,
+                {"tag": 0, "ordinal": tag, "rank": rank, "other_layers": others,
+                 "kv_layers": [layer for layer in self.layer_names if layer not in others],
                  "connector_live": alive,
                  "connector": tag * 10 + 1 if alive else None,
                  "direct_call": dict.fromkeys(self.layer_names, direct_call)},

@@ -24,7 +24,6 @@ class Run:
         self.slots: list[tuple[int, ...]] = []
         self.outside: list[tuple[int, ...]] = []
         self.t = 0
-        self.limited: frozenset[int] = frozenset()
 
     def name(self, text: str) -> int:
         ident = len(self.names) + 1
@@ -75,7 +74,7 @@ class Run:
         """``sizes``: of files at the end, None for those that are gone."""
         files = tuple(RestingFile(name, size is not None, size) for name, size in sizes.items())
         table = [np.array(part, dtype=np.int64) if part else NONE for part in (self.slots, self.outside)]
-        trace = Traced("spool", self.names, *table, {"layer": float(SLOT)}, self.limited)
+        trace = Traced("spool", self.names, *table, {"layer": float(SLOT)})
         return accounts(trace, RestFile(files=files))
 
     def told(self, **sizes: int | None) -> dict[int, Account]:
@@ -158,24 +157,6 @@ def test_what_went_to_a_peer_is_sent_and_refusals_are_said() -> None:
     assert found.of(1) == (Account.SENT, "tcp host:1")
     assert Run().read(1).sent(1, 0, refused=1).told() == {1: Account.REFUSED}
     assert Run().read(1).sent(1, 20).told() == {}
-
-
-def test_a_call_without_a_byte_among_many_that_account() -> None:
-    run = Run()
-    for call in (1, 2, 3, 4, 6):
-        run.read(call, step=call).write(call, f"f{call}", 256, step=call)
-    run.read(5, step=5)
-    assert run.told(**{f"f{n}": 256 for n in (1, 2, 3, 4, 6)})[5] == Account.NOTHING
-    run.limited = frozenset({7})  # it may copy where nobody looks
-    assert 5 not in run.told(**{f"f{n}": 256 for n in (1, 2, 3, 4, 6)})
-
-
-def test_what_was_read_last_may_still_be_on_its_way() -> None:
-    run = Run()
-    for call in (1, 2, 3, 4):
-        run.read(call, step=call).write(call, f"f{call}", 256, step=call)
-    run.read(5, step=5)
-    assert 5 not in run.told(**{f"f{n}": 256 for n in (1, 2, 3, 4)})
 
 
 def test_files_that_never_get_a_byte() -> None:

@@ -192,26 +192,6 @@ def test_what_stood_in_the_block_before_proves_no_load(tmp_path: Path, writes: b
     assert sum(row.proved for row in run.load_rows) == proved and not lost(run)
 
 
-@pytest.mark.parametrize(
-    ("prints", "ended"), [([8, ZEROES, 6, 9], LoadEnd.PARTLY), ([8, 7, 6, 9], LoadEnd.NOT_WRITTEN)]
-)
-def test_a_load_whose_first_block_was_there_came_in_part(
-    tmp_path: Path, prints: list[int], ended: LoadEnd
-) -> None:
-    """A lookup promises more than is stored, and one prompt gets the block of the cache that holds its
-    beginning already: alone, nothing tells a part from nothing."""
-    cache = Cache(tmp_path, kv_blocks=64)
-    cache.sim.give("a", [21, 22, 23, 24], flags=int(Flag.FIRST))
-    cache.computes("a", [8, 7, 6, 5])
-    cache.sim.finish("a", 4 * BLOCK)
-    cache.sim.give("b", [21, 31, 32, 33], flags=int(Flag.FIRST))
-    cache.loads("b", [8, ZEROES, ZEROES, 9])
-    cache.loads("c", prints)
-    first, second = (row.ends for row in cache.run().load_rows[-2:])
-    assert first.get(ended) == 2 * BLOCK * LAYERS
-    assert second.get(LoadEnd.PARTLY, 0) == (BLOCK * LAYERS if ended is LoadEnd.PARTLY else 0)
-
-
 def test_what_holds_its_tokens_kv_was_written_unseen(tmp_path: Path) -> None:
     """A load that reads its slots, and writes them where it can't be seen."""
     cache = Cache(tmp_path, kv_blocks=64)

@@ -10,7 +10,6 @@ from test_positions import BLOCK, SAVED, Fates, alike, by_pair, cache, checked
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.terms import Grade
-from kvtrace.trace import rows
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Fact as FactCode
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
@@ -391,7 +390,6 @@ def test_a_background_load_in_steps_that_were_not_watched(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("took_ms", "steps", "later_ms", "end"),
     [
-        (5, 30, 60, "NOT_FINISHED"),  # four times as long as a short load, and asked for often enough
         (5, 10, 600, "PENDING"),  # hardly ever asked for
         (700, 120, 600, "NOT_FINISHED"),  # a slow load, asked for a hundred times
         (700, 120, 300, "PENDING"),
@@ -407,34 +405,6 @@ def test_a_load_that_was_written_and_asked_for_in_vain(
     sim.write_kv("a", 0, 48, hook="", step=step)
     for _ in range(steps):
         sim.clock(later_ms * 10**6 // steps)
-        sim.step([], tokens=1)
-    sim.finish("a", 48, 0, "FINISHED_ABORTED")
-    assert arrived(sim) == {end: 96}
-
-
-@pytest.mark.parametrize(
-    ("layers", "loads", "steps", "end"),
-    [
-        (2, 1, 120, "NOT_FINISHED"),
-        (1, 1, 120, "PENDING"),  # it has not come to every layer
-        (2, 2, 120, "PENDING"),  # the other load of that step may be this one
-        (2, 1, 30, "PENDING"),  # hardly ever asked for
-    ],
-)
-def test_a_load_by_address_that_is_over_and_was_in_vain(
-    tmp_path: Path, layers: int, loads: int, steps: int, end: str
-) -> None:
-    sim = loading(tmp_path)
-    for name in "ba"[2 - loads :]:
-        sim.arrive(Prompt(name, 64))
-        sim.lookup(name, 0, 48, 48, ASYNC)
-        sim.grow(name, 48)
-    step = sim.step([], [Entry(name, 48, 48, 0, LOAD) for name in "ba"[2 - loads :]], tokens=1)
-    spool, head = sim.workers[0], pack_head(Kind.SLOTS, Role.WORKER, flags=LOAD | ASYNC)
-    for name in sim.layer_names[:layers]:
-        spool.add(*rows.SlotsTouched(head, sim.clock(), spool.name(name), step, 0, -1, -1, 7))
-    for _ in range(steps):
-        sim.clock(5 * 10**6)
         sim.step([], tokens=1)
     sim.finish("a", 48, 0, "FINISHED_ABORTED")
     assert arrived(sim) == {end: 96}

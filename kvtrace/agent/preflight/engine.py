@@ -17,7 +17,7 @@ SERVE = "serve"
 def parse(asked: CommandLine) -> tuple[Parsed, Any]:
     """What the parser says, and its namespace; None where it refused the command line."""
     if not asked.kind:
-        return Parsed(tried=False), None
+        return Parsed(), None
     from vllm.entrypoints.cli import serve
 
     try:

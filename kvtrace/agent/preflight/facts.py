@@ -67,7 +67,6 @@ class Parsed:
 
     refused: str = ""
     transfer: dict[str, Any] | None = None
-    tried: bool = True
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ not allow is left out, and what was not printed is compared with nothing.
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -361,7 +360,6 @@ class Prints:
 
 PRINTS = Prints()
 
-_ANY_NUMBER = re.compile(r"\d+")
 _SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size")
 _INTEGERS: dict[int, Any] = {
     1: lambda torch: torch.int8,

@@ -22,26 +22,24 @@ class Kept:
 
     Attributes:
         end: positions [0, end) were kept in every pair, those that follow in none; None: it fared otherwise.
-        holes: in every pair alike it was kept in pieces, with something lost between them in one step.
         middle: in every pair alike only [start, end) was kept, with start > 0; None: it fared otherwise.
     """
 
     end: int | None
-    holes: bool = False
     middle: Interval | None = None
 
 
 def kept(run: Run, engines: Mapping[int, Engine]) -> dict[int, Kept]:
     """Of each request (row in Run.requests) what was kept of its prompt; without those of which any position
     is not seen, or was lost for another reason than that nobody read it."""
-    lost: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    lost: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     odd: set[int] = set()
     for span in rows(run.lost):
         if span.phase == "decode":
             continue
         if span.grade < Grade.READ or SaveEnd(span.ended) not in _ROUNDED:
             odd.add(span.request)
-        lost[span.request].append((span.start, span.end, span.pairs, span.step))
+        lost[span.request].append((span.start, span.end, span.pairs))
     found = {}
     for row, request in enumerate(rows(run.requests)):
         if row not in odd and request.engine in engines and request.computed >= request.prompt:
@@ -50,16 +48,14 @@ def kept(run: Run, engines: Mapping[int, Engine]) -> dict[int, Kept]:
     return found
 
 
-def _kept(pieces: list[tuple[int, int, int, int]], prompt: int, pairs: int, saved: bool) -> Kept:
-    begin = min((start for start, _, _, _ in pieces), default=prompt)
-    size = sum((end - start) * n for start, end, n, _ in pieces)
+def _kept(pieces: list[tuple[int, int, int]], prompt: int, pairs: int, saved: bool) -> Kept:
+    begin = min((start for start, _, _ in pieces), default=prompt)
+    size = sum((end - start) * n for start, end, n in pieces)
     if size == (prompt - begin) * pairs:
         return Kept(begin)
-    parts = union((start, end) for start, end, n, _ in pieces)
+    parts = union((start, end) for start, end, n in pieces)
     if not saved or size != sum(end - start for start, end in parts) * pairs:
         return Kept(None)
-    steps = {step for _, _, _, step in pieces}
     kept_parts = subtract([(0, prompt)], parts)
     middle = kept_parts[0] if len(kept_parts) == 1 and kept_parts[0][0] > 0 else None
-    between = [(start, end) for start, end in parts if start > 0 and end < prompt]
-    return Kept(None, len(steps) == 1 and len(between) > 0 and len(parts) > 1, middle)
+    return Kept(None, middle)

@@ -25,9 +25,6 @@ _MOST_BLOCKS = 64
 _LEAST_UNNAMED = 16
 """Tokens of a unit that no number names, at least."""
 
-_LEAST_WRITTEN = 2
-"""Requests that tell of a unit alone, where others tell otherwise that are less well seen."""
-
 _LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
 """Names of a number below which nothing is stored."""
 _MOST_NAME = re.compile(r"max|most|limit|capacit|total|pool|budget|window|buffer|len", re.IGNORECASE)
@@ -76,7 +73,6 @@ class Sample:
     taken: int | None = None  # how far its prompt was seen to be kept, and no further
     held: int | None = None  # of one that was not kept: how far earlier requests' stores held it
     loaded: bool = False  # as far as held it was loaded or reused: some connectors store nothing behind that
-    written: bool = False  # all that was kept was seen to leave the process, or at rest
 
     @property
     def first_chunk_only(self) -> bool:
@@ -153,14 +149,7 @@ class _Candidate:
         names = (*self.extra, *self.attributes)
         like_batched = self.batched and any(_BATCHED_NAME.search(name) for name in names)
         named = self.named or any(_LEAST_NAME.search(name) for name in names)
-        return self.block or named or like_batched or self.in_both_ways
-
-    @property
-    def in_both_ways(self) -> bool:
-        """Whether the connector holds it as a number of tokens and, beside that, as a number of blocks, and
-        calls neither the most that there may be."""
-        names = (*self.extra, *self.attributes)
-        return bool(self.times and names) and not any(map(_MOST_NAME.search, (*names, *self.times)))
+        return self.block or named or like_batched
 
 
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]) -> Unit | None:
@@ -184,10 +173,6 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     if kept:
         seen = _infer(engine, [*kept, *named], silent, command, unsure_too)
         seen = seen or _infer(engine, kept, silent, command, unsure_too)
-        # What was read, and no more, may be read for another reason.
-        written = [sample for sample in kept if sample.written]
-        if not seen and _LEAST_WRITTEN <= len(written) < len(kept):
-            seen = _infer(engine, written, silent, command, unsure_too)
     if kept and not (seen and _none_fills(seen, silent)):
         seen = _unnamed(kept, silent, held) or _unnamed(kept, silent) or seen
     elif seen and not _none_fills(seen, (), held):

@@ -17,8 +17,7 @@ CAUSE = Cause(
     meaning="The connector switched itself off (missing option, prefix caching off, unhealthy backend).",
     seen_as=(
         "No store entry and no lookup hit in the whole run, and a warning logged by the connector that "
-        "says so, or, while it was made, that it goes on without what it saves to; or a built-in connector "
-        "known to do nothing under this configuration (SimpleCPUOffloadConnector without prefix caching)."
+        "says so, or, while it was made, that it goes on without what it saves to."
     ),
     remedy="Fix what its log line names.",
     about_calls=False,
@@ -43,22 +42,17 @@ _LACKS = re.compile(
 """What a connector says while it is made, where it goes on without what it saves to."""
 _AT_START = ("create_connector", "__init__")
 """Where what is off is the connector itself."""
-_NEEDS_PREFIX_CACHING = frozenset({"SimpleCPUOffloadConnector"})
-"""Connectors known to do nothing while prefix caching is off."""
 
 
 def reasons(case: Case, engine: Engine) -> list[str]:
     """What the connector logged, where it saved nothing in the whole run; [] elsewhere."""
-    connector = engine.connector
-    if connector is None or not engine.configured or not engine.requests:
+    if engine.connector is None or not engine.configured or not engine.requests:
         return []
     if engine.store_entries or engine.unreadable_steps:
         return []
     if any(request.offered > 0 for request in case.of_engine(engine.tag)):
         return []
     found = [log_line(line) for line in of_engine(engine, case.run.logs) if _says_off(line)]
-    if connector.cls in _NEEDS_PREFIX_CACHING and engine.facts.prefix_caching is False:
-        found.append(f"{connector.cls} does nothing while prefix caching is off, and it is")
     return list(dict.fromkeys(found))
 
 

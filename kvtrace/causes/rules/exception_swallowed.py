@@ -91,7 +91,7 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
 def claim_read(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions that were read and are not whole at rest, or in nothing that left, of steps in which an
     exception ended work that saves."""
-    if span.ended not in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST, SaveEnd.NOTHING_READ):
+    if span.ended not in (SaveEnd.NOT_AT_REST, SaveEnd.NOTHING_READ):
         return []
     entries = case.requests[span.request].entries
     steps = {span.step, *(entry.step for entry in entries if entry.slots > 0)}

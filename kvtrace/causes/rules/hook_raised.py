@@ -49,8 +49,7 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
 def claim_read(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions that a hook was to read in a step in which it raised, or that were read and never put, where
     a piece of work in the background ended in an exception."""
-    ended = span.ended in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST)
-    if ended and any(e.hook in BACKGROUND for e in case.run.exceptions):
+    if span.ended == SaveEnd.NOT_AT_REST and any(e.hook in BACKGROUND for e in case.run.exceptions):
         return unclaimed
     return claim(case, span, unclaimed) if span.ended == SaveEnd.NOTHING_READ else []
 

@@ -8,7 +8,7 @@ from functools import partial
 from kvtrace.causes.case import Request
 from kvtrace.causes.evidence import loads, sizes
 from kvtrace.causes.evidence.logs import caught_where_it_saves
-from kvtrace.causes.model import Finding
+from kvtrace.causes.model import Fields, Finding
 from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import Grade
@@ -27,9 +27,9 @@ CAUSE = Cause(
         "A prompt was saved in every layer, all but its last token or tokens; the save was written; "
         "nothing else was saved since, or it stands in its file when the run is over; a "
         "request with the same tokens is looked up and gets the answer 0. "
-        "Or no lookup of the run finds anything, though prompts were saved and left the process, are not "
-        "stored again, or are while what was saved of others before stands there to the end. A choice to "
-        "confirm where the connector was seen to remove or empty files that it wrote."
+        "Or no lookup of the run finds anything, though prompts were saved and left the process, or are not "
+        "stored again. A choice to confirm where the connector was seen to remove or empty files that it "
+        "wrote."
     ),
     remedy=(
         "See whether the entry is there at the lookup: a store that was emptied, or an index that was never "
@@ -67,23 +67,48 @@ def rule(case: Case) -> Results:
     if len(at_once) < len(lost):
         rest = f"in {count(len(lost) - len(at_once))} of {plural(len(lost), 'lookup')}"
         evidence.append(f"{rest} other prompts were saved in between; none of these prompts was ever found")
-    caught, gone = caught_where_it_saves(case), _removed(case)
-    names = listed(c.cls for row in lost if (c := case.engines[row.engine].connector))
-    yield loads.finding(
+    yield _finding(
         case,
-        CAUSE,
-        f"{names} does not find what it saved: {of_all(len(lost), len(repeated), 'lookup')} of prompts with "
-        f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again)."
-        + (_MEANT if gone else ""),
-        severity=LIMIT if gone else FAULT,
-        evidence=evidence + gone + caught,
-        events=[
-            Event(row.id, row.step, f"{count(row.saved_before)} tokens saved by {row.saved_by}; lookup 0")
-            for row in (at_once or lost)[:3]
-        ],
-        remedy=[*_first_the_exception(caught), *_remedy(case, lost)],
-        headline="what was saved is not found by the lookup",
+        [(row, row.saved_by, row.saved_before) for row in at_once or lost],
+        of_all(len(lost), len(repeated), "lookup"),
+        tokens,
+        {
+            "evidence": evidence,
+            "remedy": _remedy(case, lost),
+            "headline": "what was saved is not found by the lookup",
+        },
     )
+
+
+def _finding(
+    case: Case, found: list[tuple[LoadOf, str, int]], lookups: str, again: float, given: Fields
+) -> Finding:
+    """``found``: lookups, each with the id of the request that had saved its tokens, and how many.
+    ``lookups``: how many of them. ``again``: tokens that were computed again."""
+    caught = caught_where_it_saves(case)
+    gone = [sizes.removed_in_words(one) for one in sizes.removed(case)]
+    # An index that an exception kept from being written answers as another key does.
+    first = ["First look at the exception that is caught where it saves: see the evidence."] if caught else []
+    title = (
+        f"{_connectors(case, found)} does not find what it saved: {lookups} of prompts with the same tokens "
+        f"as an earlier save answered 0 ({plural(again, 'token')} computed again)."
+    )
+    values: Fields = {
+        **given,
+        "severity": LIMIT if gone else FAULT,
+        "evidence": given["evidence"] + gone + caught,
+        "events": [
+            Event(row.id, row.step, f"{count(kept)} tokens saved by {by}; lookup 0")
+            for row, by, kept in found[:3]
+        ],
+        "remedy": first + given["remedy"],
+    }
+    removes = " The connector removes what it stored: is that meant?" if gone else ""
+    return loads.finding(case, CAUSE, title + removes, **values)
+
+
+def _connectors(case: Case, found: list[tuple[LoadOf, str, int]]) -> str:
+    return listed(c.cls for row, _, _ in found if (c := case.engines[row.engine].connector))
 
 
 def _never_found(case: Case) -> list[tuple[LoadOf, Request, int]]:
@@ -91,7 +116,7 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request, int]]:
     how many of its tokens; in engines in which no lookup ever found anything.
 
     Only where the save was surely done: it was seen leaving the process, or the connector itself does not
-    store the same tokens again; or does, into a store that drops nothing.
+    store the same tokens again.
     """
     hits = {row.engine for row in case.run.load_rows if (row.answer or 0) > 0}
     held = case.assigned.get("already-stored")
@@ -111,41 +136,7 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request, int]]:
         by = next((over[at] for at in range(end - 1, -1, -1) if (over[at].taken or 0) > row.local), None)
         if by is not None:
             found.append((row, by, by.taken or 0))
-        elif row.saved_before > row.local:
-            # How far it was kept is not seen, and what the ledger calls saved was seen leaving.
-            earlier = case.requests[row.saved_by_row]
-            grade = earlier.grade or Grade.DECLARED
-            there = grade >= Grade.PROVED and earlier.last_step < row.step  # to the end: nothing dropped it
-            written = grade >= Grade.WRITTEN and (known or there or not row.others_between)
-            if written or _put_again(case, row, earlier):
-                found.append((row, earlier, row.saved_before))
     return found
-
-
-_LOSSES = ("store-lost-later", "store-incomplete", "store-failed", "save-lost", "exception-swallowed")
-
-
-def _put_again(case: Case, row: LoadOf, earlier: Request) -> bool:
-    """Whether the request that did not find what an earlier one of the same tokens had saved saved as much
-    again: what stands at rest is its own by then. And the store drops nothing: something of another prompt
-    that was saved before the lookup stands there when the run is over, and nothing is known to be lost."""
-    request = case.requests[row.request]
-    if not earlier.last_step < row.step or not 0 < earlier.saved <= request.saved:
-        return False
-    if any(case.assigned[cause].amounts.get(row.engine) for cause in _LOSSES if cause in case.assigned):
-        return False
-    steps, digests = case.once(("proved", row.engine), partial(_proved, case, row.engine))
-    before = digests[: bisect_left(steps, row.step)]
-    return any(digest != request.digest for digest in before)
-
-
-def _proved(case: Case, tag: int) -> tuple[list[int], list[int]]:
-    """Of the first two prompts of which something is proved: the last step of each, and its digest."""
-    first: dict[int, int] = {}
-    for request in sorted(case.of_engine(tag), key=lambda r: r.last_step):
-        if request.proved and len(first) < 2:
-            first.setdefault(request.digest, request.last_step)
-    return list(first.values()), list(first)
 
 
 def _kept(case: Case, key: tuple[int, int], known: bool) -> list[Request]:
@@ -178,46 +169,27 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
             f"{plural(len(repeated), 'request')} with the same tokens got no store again: what stores knows "
             "them, and what looks up does not"
         )
-    caught, gone = caught_where_it_saves(case), _removed(case)
-    names = listed(c.cls for row, _, _ in never if (c := case.engines[row.engine].connector))
-    return loads.finding(
+    found = [(row, by.id, kept) for row, by, kept in never]
+    return _finding(
         case,
-        CAUSE,
-        f"{names} does not find what it saved: {of_all(len(never), len(never), 'lookup')} of prompts with "
-        f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again)."
-        + (_MEANT if gone else ""),
-        severity=LIMIT if gone else FAULT,
-        tokens=tokens,
-        share=min(1.0, tokens / total) if total else 0.0,
-        requests=len(never),
-        grade=min((by.grade for _, by, _ in never if by.grade is not None), default=None),
-        evidence=evidence + gone + caught,
-        events=[
-            Event(row.id, row.step, f"{count(kept)} tokens saved by {by.id}; lookup 0")
-            for row, by, kept in never[:3]
-        ],
-        # No key was compared: the lookup may as well find the entry and decline it.
-        remedy=[
-            *_first_the_exception(caught),
-            f"Look at what get_num_new_matched_tokens of {names} finds of such a prompt, and at all that "
-            "makes it answer 0 nevertheless; its own log may say which.",
-            CAUSE.remedy,
-        ],
-        headline="what was saved is never found by a lookup",
+        found,
+        of_all(len(never), len(never), "lookup"),
+        tokens,
+        {
+            "tokens": tokens,
+            "share": min(1.0, tokens / total) if total else 0.0,
+            "requests": len(never),
+            "grade": min((by.grade for _, by, _ in never if by.grade is not None), default=None),
+            "evidence": evidence,
+            # No key was compared: the lookup may as well find the entry and decline it.
+            "remedy": [
+                f"Look at what get_num_new_matched_tokens of {_connectors(case, found)} finds of such a "
+                "prompt, and at all that makes it answer 0 nevertheless; its own log may say which.",
+                CAUSE.remedy,
+            ],
+            "headline": "what was saved is never found by a lookup",
+        },
     )
-
-
-_MEANT = " The connector removes what it stored: is that meant?"
-
-
-def _removed(case: Case) -> list[str]:
-    """What the connector removed itself: that can't be found, under whatever key."""
-    return [sizes.removed_in_words(one) for one in sizes.removed(case)]
-
-
-def _first_the_exception(caught: list[str]) -> list[str]:
-    """An index that an exception kept from being written answers as another key does."""
-    return ["First look at the exception that is caught where it saves: see the evidence."] if caught else []
 
 
 def _remainder(case: Case, rows: list[LoadOf]) -> tuple[int, int] | None:

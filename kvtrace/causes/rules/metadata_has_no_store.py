@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 
 from kvtrace.causes.case import Request, stored_before
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
@@ -32,10 +31,6 @@ CAUSE = Cause(
 )
 
 
-_LEAST_SAMPLES = 3
-"""Lengths of prompts that tell a unit which nothing names."""
-
-
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     return unclaimed
 
@@ -54,7 +49,7 @@ def rule(case: Case) -> Results:
     stored = [r for r in of_engine if r.stored_end]
     affected = of_all(len(rows), len(of_engine), "prompt")
     unknown = case.units.get(engine.tag) is None
-    unit, across = _nameless_unit(of_engine) if unknown else 0, _across_chunks(case, rows)
+    across = _across_chunks(case, rows)
     lengths = sorted({r.prompt for r in rows})
     spread = " to ".join(count(n) for n in (lengths[0], lengths[-1])[: len(lengths)])
     evidence = [
@@ -65,9 +60,7 @@ def rule(case: Case) -> Results:
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
         if unknown
         else f"their prompts have {spread} tokens, which the unit allows",
-        *([f"floor(prompt / {unit}) x {unit} gives them all; {unit} stands in no setting"] if unit else []),
         *_not_explained(case, rows),
-        *_chunked(without, stored),
         *([f"of {of_all(across, len(rows), 'prompt')} {_ACROSS}"] if across else []),
     ]
     off = _switched_off(engine) if not stored else []
@@ -83,19 +76,8 @@ def rule(case: Case) -> Results:
         events=case.events(CAUSE),
         headline="blocks that two prefill chunks fill together are not stored"
         if across == len(rows)
-        else f"the connector stores multiples of {unit} tokens, and {unit} stands in no setting"
-        if unit
         else f"the connector offered {what} of {affected} for storing",
     )
-
-
-def _nameless_unit(requests: Sequence[Request]) -> int:
-    """The unit that gives all stores, though no setting has its value; 0 where there is none."""
-    ends = {r.prompt: r.taken if r.taken is not None else r.stored_end for r in requests}
-    unit = gcd(*ends.values())
-    if len(ends) < _LEAST_SAMPLES or unit <= max(r.block for r in requests):
-        return 0
-    return unit if all(end == prompt // unit * unit for prompt, end in ends.items()) else 0
 
 
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
@@ -129,18 +111,6 @@ def _not_explained(case: Case, rows: list[Request]) -> list[str]:
     else:
         found.append("no store of the same tokens is earlier in this run")
     return ["; ".join(found)]
-
-
-def _chunked(without: list[Request], stored: list[Request]) -> list[str]:
-    """That these alone were computed in several chunks, if they were: a connector that decides in a request's
-    first step, and looks at whole prompts alone, never comes to them."""
-    if not (without and stored) or any(r.chunks < 2 for r in without) or any(r.chunks > 1 for r in stored):
-        return []
-    were = "was" if len(without) == 1 else "were"
-    return [
-        f"{plural(len(without), 'prompt')} without an entry {were} computed in several chunks, and no prompt "
-        "that got a store was"
-    ]
 
 
 def _switched_off(engine: Engine) -> list[str]:

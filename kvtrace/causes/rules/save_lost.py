@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import unstored
 from kvtrace.causes.evidence.accounted import all_written
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
 from kvtrace.words import count, plural
@@ -19,15 +18,14 @@ CAUSE = Cause(
     seen_as=(
         "A file that was written for one prompt is written again, as the only file of a watched call and "
         "with as many bytes a slot, for a prompt that does not even share its first block (salted prefix "
-        "digests). Or KV that was read and for which no byte came to rest, where all else that the "
-        "connector read accounts for the bytes that it wrote. Or a save that "
-        "the connector itself reports as failed. What a connector loses in other ways is not visible."
+        "digests). Or a save that the connector itself reports as failed. What a connector loses in other "
+        "ways is not visible."
     ),
     remedy=(
         "Build the key from all tokens up to the end of what is stored, and from the model, the layer and "
         "the rank. If saves failed, look at the connector's queue."
     ),
-    save_ends=(SaveEnd.OVERWRITTEN, SaveEnd.FAILED, SaveEnd.DROPPED),
+    save_ends=(SaveEnd.OVERWRITTEN, SaveEnd.FAILED),
 )
 
 
@@ -49,24 +47,6 @@ def rule(case: Case) -> Results:
                 for request, other, step, layer in trust.overwritten[:3]
             ],
             headline=f"{plural(len(old), 'request')} lost their KV to another prompt with the same key",
-        )
-    elif SaveEnd.DROPPED in case.ends:
-        hit = case.affected(CAUSE)
-        yield case.finding(
-            CAUSE,
-            f"The KV of {plural(len(hit), 'request')} was read, and never reached the store.",
-            evidence=[
-                *unstored.where(case, CAUSE),
-                "nothing came to rest for it, where all else that this connector read accounts for the bytes "
-                "that it wrote",
-                *unstored.caught_there(case, CAUSE),
-            ],
-            events=case.events(CAUSE, "read from the KV cache, and no byte came to rest for it"),
-            headline="KV that was read never reached the store",
-            remedy=[
-                "look at what holds the KV between the hook and the store: a queue or a dict that keeps the "
-                "last entry of a key, a limit that drops what comes first or last"
-            ],
         )
     elif case.affected(CAUSE):
         lost = [save for save in saves if save.end == SaveEnd.FAILED]

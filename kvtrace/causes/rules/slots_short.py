@@ -29,10 +29,9 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="The hook read fewer slots of the KV tensor than its metadata names.",
     seen_as=(
-        "0 < slots read < slots declared in a watched call, by a block or more per entry. Or a request whose "
-        "tokens were read in pieces with holes between them, in every layer alike. Or a part of a prompt "
-        "that was read, and no more of it, by no unit, where the metadata of that step is not understood. "
-        "These two are choices to confirm: nothing that was promised is known to be missing."
+        "0 < slots read < slots declared in a watched call, by a block or more per entry. Or a part of a "
+        "prompt that was read, and no more of it, by no unit, where the metadata of that step is not "
+        "understood: a choice to confirm, as nothing that was promised is known to be missing."
     ),
     remedy="Look at the connector's slot mapping.",
     save_ends=(SaveEnd.PART_READ,),
@@ -40,15 +39,6 @@ CAUSE = Cause(
 
 
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
-    """Positions of a request that was read in pieces, in steps whose metadata is not understood: a connector
-    that takes less of each entry than it names leaves holes. Metadata that is understood named no more."""
-    request = case.requests[span.request]
-    if not request.holes or not _read_unnamed(case, request):
-        return []
-    return unclaimed if span.phase != "decode" and span.grade >= Grade.READ else []
-
-
-def claim_partly(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions of a prompt that was read in part, in steps whose metadata is not understood: that it names
     no more is not known."""
     if span.phase == "decode" or span.grade < Grade.READ:
@@ -62,14 +52,14 @@ def _read_unnamed(case: Case, request: Request) -> bool:
     return bool(request.saved and request.entries) and all(one.step in unread for one in request.entries)
 
 
-CLAIMS = {Turn.POSITION: claim, Turn.WORKER: claim_partly}
+CLAIMS = {Turn.WORKER: claim}
 
 
 def rule(case: Case) -> Results:
     trust = case.run.trust
     hit = case.affected(CAUSE)
     if hit and not trust.short:
-        yield _holes(case) if any(request.holes for request in hit) else _partly(case)
+        yield _partly(case)
     elif hit:
         share = percent(trust.short_read, trust.short_declared)
         blocks = sorted({e.block_size for e in case.run.engines if e.block_size})
@@ -93,27 +83,6 @@ def rule(case: Case) -> Results:
         yield CAUSE.ruled_out(
             f"none of {plural(trust.agreed, 'store call')} read fewer slots than the metadata names"
         )
-
-
-def _holes(case: Case) -> Finding:
-    """Requests were read in pieces, with holes between them."""
-    hit = case.affected(CAUSE)
-    lost, kept = case.tokens(CAUSE), sum(case.of_request(r).saved for r in hit)
-    share = percent(kept, lost + kept)
-    return case.finding(
-        CAUSE,
-        f"The save hook read {share} of the tokens of {plural(len(hit), 'request')}, in pieces with holes "
-        "between them. Is that meant?",
-        severity=LIMIT,
-        evidence=[
-            f"{count(lost)} tokens were not read, before, between and behind {count(kept)} that were, in "
-            f"{plural(len(hit), 'request')}; a unit would leave out the end of a prompt alone",
-            *logs_in(case, SAVE_HOOKS),
-        ],
-        events=case.events(CAUSE),
-        headline=f"the save hook read {share} of the tokens that it was given, with holes between them",
-        remedy=["compare the slot mapping that is indexed in save_kv_layer with the one in the metadata"],
-    )
 
 
 def _partly(case: Case) -> Finding:

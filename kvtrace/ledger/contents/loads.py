@@ -16,7 +16,6 @@ from kvtrace.ledger.values import replace
 _MAX_PLACES = 256
 _NOT_THERE = frozenset({LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY})
 """Ends that say that nothing was written: it was, where the content is there all the same."""
-_PARTLY = {LoadEnd.NOT_WRITTEN: LoadEnd.PARTLY}
 _LEFT = (
     "no write was seen, and their blocks hold what the same blocks held before: nothing was written, "
     "or it came too late"
@@ -52,8 +51,7 @@ def with_contents(
         judged = load.accepted and (wrong or proved)
         failed = [] if load.request in contents.written else _caught(load, requests[load.request], caught)
         found.append(_judged(load, by_tag[load.engine], wrong, proved, failed) if judged else load)
-    partly = {load.engine for load in found if load.untouched and load.ends.get(LoadEnd.PARTLY)}
-    return [_in_part(load) if load.engine in partly and _may_be_partly(load) else load for load in found]
+    return found
 
 
 def _explained(load: LoadOf, one: Wrong) -> bool:
@@ -61,30 +59,6 @@ def _explained(load: LoadOf, one: Wrong) -> bool:
     that of all layers."""
     block, of = (one.start, one.end), one.of or one.pairs
     return one.unlike and any(_met(parts, block) for parts, pairs in load.lost.items() if pairs & of)
-
-
-def _may_be_partly(load: LoadOf) -> bool:
-    """Whether of a load of which nothing was seen to come some blocks hold what they should: as they did
-    before, so that alone they tell nothing."""
-    whole = any(length((a, b) for a, b, _ in parts) >= load.accepted for parts in load.lost)
-    return load.untouched and not whole
-
-
-def _in_part(load: LoadOf) -> LoadOf:
-    """A load of an engine of which others are seen to come in part: it did as well."""
-    lost = {
-        tuple((a, b, _PARTLY.get(end, end)) for a, b, end in parts): pairs
-        for parts, pairs in load.lost.items()
-    }
-    ends: Counter[LoadEnd] = Counter()
-    why: dict[LoadEnd, tuple[str, ...]] = {}
-    where: dict[LoadEnd, tuple[Place, ...]] = {}
-    for end, n in load.ends.items():
-        now = _PARTLY.get(end, end)
-        ends[now] += n
-        why[now] = tuple(dict.fromkeys((*why.get(now, ()), *load.reasons.get(end, ()))))
-        where[now] = (*where.get(now, ()), *load.places.get(end, ()))[:_MAX_PLACES]
-    return replace(load, lost=lost, ends=dict(ends), reasons=why, places=where)
 
 
 def _caught(load: LoadOf, request: Request, caught: Mapping[int, Sequence[str]]) -> list[str]:

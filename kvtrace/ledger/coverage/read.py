@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -117,20 +117,7 @@ def _hook_rows(worker: Worker, counts: Counts) -> Rows:
         # it is what vLLM calls: one of the connector's own (MultiConnector's) need not ask the other
         due.discard((hooks.GET_FINISHED.name, ""))
     found = {**dict.fromkeys(due, (0, 0, 0)), **counts}
-    codes = {hook.name: hook.code for hook in hooks.TABLE}
-    return [
-        (
-            worker.engine,
-            worker.pid,
-            worker.process,
-            worker.rank,
-            layer,
-            hook,
-            worker.steps,
-            *found[hook, layer],
-        )
-        for hook, layer in _ordered(found, codes, worker)
-    ]
+    return _rows(found, {hook.name: hook.code for hook in hooks.TABLE}, worker)
 
 
 def _op_rows(worker: Worker, counts: Counts) -> Rows:
@@ -146,28 +133,17 @@ def _op_rows(worker: Worker, counts: Counts) -> Rows:
     unseen = () if worker.ops_late else worker.kv_layers
     missing = [(usual, layer) for layer in unseen if layer not in with_body]
     found = {**counts, **dict.fromkeys(missing, (0, 0, 0))}
-    codes = {op.name: op.code for op in ops.TABLE}
-    return [
-        (
-            worker.engine,
-            worker.pid,
-            worker.process,
-            worker.rank,
-            layer,
-            op,
-            worker.steps,
-            *found[op, layer][:2],
-        )
-        for op, layer in _ordered(found, codes, worker)
-    ]
+    return [row[:-1] for row in _rows(found, {op.name: op.code for op in ops.TABLE}, worker)]
 
 
-def _ordered(
-    found: Iterable[tuple[str, str]], codes: Mapping[str, int], worker: Worker
-) -> list[tuple[str, str]]:
+def _rows(found: Counts, codes: Mapping[str, int], worker: Worker) -> Rows:
     """By the code of the hook or op, then in the order of the worker's KV layers, others first."""
     order = {layer: i for i, layer in enumerate(worker.kv_layers)}
-    return sorted(found, key=lambda key: (codes[key[0]], order.get(key[1], -1), key[1]))
+    whose = worker.engine, worker.pid, worker.process, worker.rank
+    return [
+        (*whose, layer, name, worker.steps, *found[name, layer])
+        for name, layer in sorted(found, key=lambda key: (codes[key[0]], order.get(key[1], -1), key[1]))
+    ]
 
 
 def _timing(hooks_time: Histograms, ops_time: Histograms, exec_ns: int) -> pd.DataFrame:

@@ -31,8 +31,6 @@ class Seen:
     executed: Mapping[tuple[int, str], Executed]
     loads: Mapping[int, int]  # step -> synchronous loads
     written: Written = field(default_factory=Written)
-    in_background: Mapping[int, int] = field(default_factory=dict)
-    """Step -> loads in the background that it accepted."""
 
     def ran(self, worker: Worker) -> Executed:
         return self.executed.get(worker.key, NEVER_RAN)

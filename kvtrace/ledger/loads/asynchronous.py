@@ -17,14 +17,10 @@ _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written
 _TOO_LATE = "reported as finished, and slots of these tokens were written only after attention had begun"
 NEVER_FINISHED_NS = 5 * 10**9
 """A request that leaves after this long in an open load did not leave for an impatient client's sake."""
-_PATIENCE = 4
-"""How many times as long as a load took an engine may take to hear of its end ..."""
-_SHORT_NS = 10**7
-"""... of one that took so long at least."""
 ASKED = 20
 """Steps that asked for the ends of transfers, after which an engine has heard of one."""
 _ASKED_OFTEN, _LONG_NS = 5 * ASKED, 5 * 10**8
-"""Where so many steps asked for it: no longer than this, however slow the load was."""
+"""After so many steps that asked for it, and so long, the end of a load is not told any more."""
 _ENDED_BY_FAILURE = "FINISHED_ERROR"
 """What vLLM makes of a request whose load failed, unless kv_load_failure_policy is "recompute"
 (``v1/core/sched/scheduler.py``, 0.32.0)."""
@@ -58,18 +54,12 @@ def _still_open(
     end = finish.t if finish is not None else engine.t_last
     open_ns = end - accepted.allocated_t if accepted.allocated_t and end else 0
     over = seen.written.over_since(engine.workers, accepted.load.request, accepted.positions)
-    ended, what = over, "all of its slots were written"
-    untold = over > 0 and _untold(accepted, engine, seen, over, end)
-    if not over:
-        step = accepted.load.step
-        ended = seen.written.at_work_until(engine.workers, step, seen.in_background.get(step, 0))
-        what = "the work that may have written its slots by address was over"
-        untold = ended > 0 and _untold(accepted, engine, seen, ended, end, _ASKED_OFTEN)
+    untold = over > 0 and _untold(engine, seen, over, end)
     if not untold and open_ns < (NEVER_FINISHED_NS if finish is not None else STILL_OPEN_NS):
         return LoadEnd.PENDING, max(-1, open_ns)
     if untold:
-        ago = (end - ended) / 1e9
-        arrival.because(LoadEnd.NOT_FINISHED, f"{what} {ago:.1f} s before that")
+        ago = (end - over) / 1e9
+        arrival.because(LoadEnd.NOT_FINISHED, f"all of its slots were written {ago:.1f} s before that")
     left = "when the request left" if finish is not None else "when the trace ends"
     arrival.because(LoadEnd.NOT_FINISHED, f"open for {open_ns / 1e9:.1f} s {left}")
     reported = {one.spool for one in reports}
@@ -81,14 +71,9 @@ def _still_open(
     return LoadEnd.NOT_FINISHED, max(-1, open_ns)
 
 
-def _untold(accepted: Accepted, engine: Engine, seen: Seen, over: int, end: int, least: int = ASKED) -> bool:
-    """Whether a load was over long before the end, and the steps since, so many at least, asked for it in
-    vain."""
-    took = max(_SHORT_NS, over - accepted.allocated_t) if accepted.allocated_t else end
-    asked = seen.written.steps_after(engine.workers, over)
-    if asked >= _ASKED_OFTEN and end - over >= _LONG_NS:
-        return True
-    return asked >= least and end - over >= _PATIENCE * took
+def _untold(engine: Engine, seen: Seen, over: int, end: int) -> bool:
+    """Whether a load was over long before the end, and the steps since asked for it in vain."""
+    return seen.written.steps_after(engine.workers, over) >= _ASKED_OFTEN and end - over >= _LONG_NS
 
 
 def _failed(arrival: Arrival, accepted: Accepted, seen: Seen, reports: Sequence[Transfer]) -> int:

@@ -108,8 +108,7 @@ def _into_layers(
 ) -> dict[int, LoadOf]:
     synchronous = [one for one in accepted if not one.load.asynchronous]
     loads = Counter(one.load.step for one in synchronous)
-    others = Counter(one.load.step for one in accepted if one.load.asynchronous)
-    seen = Seen(found, written.executed, loads, written, others)
+    seen = Seen(found, written.executed, loads, written)
     failed = failures(synchronous, engines, seen)
     arrived = {}
     for one in accepted:

@@ -112,19 +112,6 @@ class Written:
                 last = max([last, *(one.t for one in here)])
         return last
 
-    def at_work_until(self, workers: Sequence[Worker], step: int, loads: int) -> int:
-        """When the work in the background for a step's loads ended that may have written them by address, 0
-        where that is not known of all of them: a piece of it for each load, into every layer."""
-        last = 0
-        for worker in workers:
-            every = (1 << len(worker.kv_layers)) - 1
-            pieces = self._of(worker).unseen_writes.get(step, ())
-            whole = [ended for ended, columns in pieces if columns == every]
-            if len(whole) < max(1, loads):
-                return 0
-            last = max(last, *whole)
-        return last
-
     def steps_after(self, workers: Sequence[Worker], t: int) -> int:
         """How many steps each of the workers began after that, at the least."""
         ran = [self.executed.get(worker.key, NEVER_RAN).began_t for worker in workers]

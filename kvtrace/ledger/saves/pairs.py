@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage import WorkerCoverage
 from kvtrace.ledger.ends import Blind, SaveEnd
-from kvtrace.ledger.intervals import Interval, intersect, subtract
+from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
@@ -20,7 +20,7 @@ from kvtrace.ledger.saves.calls import At, Call, WorkerCalls
 from kvtrace.ledger.saves.files import overwritten
 from kvtrace.ledger.saves.misplaced import strangers
 from kvtrace.ledger.saves.pipeline import ends
-from kvtrace.ledger.saves.stores import Stores, leading, stores_of
+from kvtrace.ledger.saves.stores import Stores, stores_of
 from kvtrace.ledger.saves.useless_reads import OtherSlots, other_slots
 from kvtrace.ledger.saves.watched import Watched, settled_steps
 from kvtrace.ledger.saves.windows import out_of_window, windows_of
@@ -98,7 +98,6 @@ _ENDS = {
     Account.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
     Account.SENT: (SaveEnd.SAVED, Grade.READ),
     Account.REFUSED: (SaveEnd.PUT_FAILED, Grade.WRITTEN),
-    Account.NOTHING: (SaveEnd.DROPPED, Grade.READ),
     Account.EMPTY: (SaveEnd.NOT_AT_REST, Grade.WRITTEN),
     Account.LOST_LATER: (SaveEnd.LOST_LATER, Grade.WRITTEN),
 }
@@ -302,7 +301,6 @@ def _reads(
         otherwise: pairs in which calls read other slots than their steps name.
     """
     found: dict[int, list[Read]] = defaultdict(list)
-    shared = leading(requests)
     first = 0
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
@@ -310,7 +308,7 @@ def _reads(
         reads = [*_missed(others), *_too_late(one.slots), *_out_of_windows(one, engine)]
         for row, touches in one.slots.reads.items():
             for touch in touches:
-                reads += [(row, read) for read in reads_of(touch, one.worker, caught, shared.get(row, 0))]
+                reads += [(row, read) for read in reads_of(touch, one.worker, caught)]
         for row, read in reads:
             for part in _told_apart(read, others):
                 pairs = part.pairs << first
@@ -342,20 +340,12 @@ def _out_of_windows(watched: Watched, engine: Engine) -> Iterator[tuple[int, Rea
                 yield row, Read(0, 1 << column, tuple(parts), blind=Blind.OUT_OF_WINDOW)
 
 
-def reads_of(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:
-    """A touch as reads; ``pairs`` are the worker's layers.
-
-    Args:
-        shared: leading positions that another request has as well: what is not stored again is not lost.
-    """
+def reads_of(touch: Touch, worker: Worker, caught: Caught) -> Iterator[Read]:
+    """A touch as reads; ``pairs`` are the worker's layers."""
     read = Read(
         touch.step, touch.columns, touch.positions, touch.stale, touch.account, touch.sent_to,
         other=bool(touch.late_for),
     )  # fmt: skip
-    if touch.account == Account.NOTHING:
-        put = tuple(intersect(list(touch.positions), [(0, shared)]))
-        yield replace(read, positions=put, stale=(), account=Account.OPEN)
-        read = replace(read, positions=tuple(subtract(list(touch.positions), [(0, shared)])))
     layers = enumerate(worker.kv_layers) if caught.facts else ()
     failed = sum(1 << layer for layer, name in layers if caught.at(touch.step, name)) & touch.columns
     if failed:

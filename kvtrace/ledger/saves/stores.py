@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,15 +62,6 @@ def stores_of(requests: Mapping[int, Request]) -> Stores:
         named=tuple({row: union(parts) for row, parts in of.items()} for of in named),
         unnamed=tuple({row: union(parts) for row, parts in of.items()} for of in unnamed),
     )
-
-
-def leading(requests: Mapping[int, Request]) -> dict[int, int]:
-    """Row -> leading positions that another request has too, by the digests of their beginnings."""
-    of_digest: dict[int, int] = Counter(digest for one in requests.values() for digest in one.prefixes)
-    return {
-        row: max((n for digest, n in one.prefixes.items() if of_digest[digest] > 1), default=0)
-        for row, one in requests.items()
-    }
 
 
 def positions(request: Request, entry: StoreEntry) -> Interval:

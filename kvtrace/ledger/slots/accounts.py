@@ -29,8 +29,6 @@ from kvtrace.trace.reader import Records
 _LEAST, _MOST = 0.98, 1.5
 """Bytes at rest for one that was read, where they account for it: names, headers and text cost some more."""
 _LOADING = frozenset(hook.code for hook in hooks.LOADING)
-_LEAST_GROUPS = 3
-"""That account for themselves, before one without any byte is one that stored nothing."""
 
 
 class Account(IntEnum):
@@ -46,8 +44,6 @@ class Account(IntEnum):
     """Files were opened for it, and this connector never put a byte into any file."""
     LOST_LATER = 4
     """As many bytes came to rest, and the connector removed or emptied the files."""
-    NOTHING = 5
-    """Nothing came to rest for it, where all other reads of this connector account for what was written."""
     SENT = 6
     """As many bytes went through sockets: what the peer keeps is out of sight."""
     PARTLY = 7
@@ -78,15 +74,13 @@ class Accounts:
 
 class Traced(NamedTuple):
     """``spool``: its file name. ``slots``, ``outside``: its records of these kinds, shape (n, 8).
-    ``slot_bytes``: layer -> bytes of a token's slot. ``limited``: indexes of connectors part of whose work
-    can't be followed."""
+    ``slot_bytes``: layer -> bytes of a token's slot."""
 
     spool: str
     names: Mapping[int, str]
     slots: Records
     outside: Records
     slot_bytes: Mapping[str, float]
-    limited: frozenset[int] = frozenset()
 
 
 def accounts(trace: Traced, rest: RestFile) -> Accounts:
@@ -237,10 +231,6 @@ class _Group:
         return Account.OPEN
 
     @property
-    def silent(self) -> bool:
-        return not (self.unknown or self.writes or self.sent.total() or self.refused)
-
-    @property
     def peer(self) -> str:
         """To which most was sent."""
         return max(self.sent, key=self.sent.__getitem__, default="")
@@ -258,20 +248,15 @@ def _of_connector(trace: Traced, files: _Files, index: int, alone: bool) -> tupl
     places = _outside(trace, files, {index, 0} if alone else {index}, groups, steps)
     found: _Found = {}
     every = list(groups.values())
-    closed, left = _settle(groups.items(), found)
     of_steps: dict[int, _Group] = defaultdict(_Group)
-    for call, group in left:
+    for call, group in _settle(groups.items(), found):
         of_steps[steps.get(call, 0)].add(group)
-    whole, rest = _settle(of_steps.items(), found)
     last = _Group()
-    for _, group in rest:
+    for _, group in _settle(of_steps.items(), found):
         last.add(group)
-    pooled, _ = _settle([(0, last)], found)
+    _settle([(0, last)], found)
     if last.read and _never_a_byte(every):
         _close(last, Account.EMPTY, found)
-    elif not pooled and closed + whole >= _LEAST_GROUPS and index not in trace.limited:
-        for _, group in _between(rest, found):
-            _close(group, Account.NOTHING, found)
     told = not any(one.unknown or one.sent.total() for one in every)
     writes = [write for one in every for write in one.writes]
     own = {id(write.file): write.file for write in writes}
@@ -292,30 +277,20 @@ def _of_connector(trace: Traced, files: _Files, index: int, alone: bool) -> tupl
     return found, total
 
 
-def _settle(groups: Iterable[tuple[int, _Group]], found: _Found) -> tuple[int, list[tuple[int, _Group]]]:
-    """How many groups are WRITTEN, and those that stay open."""
-    closed, left = 0, []
+def _settle(groups: Iterable[tuple[int, _Group]], found: _Found) -> list[tuple[int, _Group]]:
+    """The groups that stay open; what became of the others is found."""
+    left = []
     for key, group in groups:
         account = group.account()
         if account == Account.OPEN:
             left.append((key, group))
         else:
             _close(group, account, found)
-            closed += account in _KEPT
-    return closed, left
+    return left
 
 
 def _close(group: _Group, account: Account, found: _Found) -> None:
     found.update(dict.fromkeys(group.calls, (account, group.peer if account == Account.SENT else "")))
-
-
-def _between(groups: Sequence[tuple[int, _Group]], found: _Found) -> list[tuple[int, _Group]]:
-    """Of the groups that stay open those that read and did nothing else, where no write is left over that may
-    be theirs, and something that was read later is written: what came last may be on its way."""
-    if any(not group.silent for _, group in groups):
-        return []
-    latest = max((call for call, (one, _) in found.items() if one in _KEPT), default=0)
-    return [(key, group) for key, group in groups if group.calls and max(group.calls) < latest]
 
 
 def _never_a_byte(groups: Sequence[_Group]) -> bool:

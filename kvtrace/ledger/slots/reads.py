@@ -91,8 +91,6 @@ class Slots:
             are not known either: they may be of that step and of any before it.
         none: (step, column) in which slots were picked to be read, and these were none.
         blind_writes: column -> the last step in which slots were written there, and not known which.
-        unseen_writes: step -> of each piece of work in the background for its loads that may have written by
-            address, and is over: when it ended, and the columns.
     """
 
     reads: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
@@ -108,7 +106,6 @@ class Slots:
     unplaced: int = 0
     none: frozenset[tuple[int, int]] = frozenset()
     blind_writes: Mapping[int, int] = field(default_factory=dict)
-    unseen_writes: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     last_background_t: int = 0
     last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
 

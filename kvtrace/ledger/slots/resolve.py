@@ -6,19 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, length, union
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request, owner, rows_by_id
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.ledger.slots.accounts import Account, Accounts
+from kvtrace.ledger.slots.accounts import Accounts
 from kvtrace.ledger.slots.late import LateReads
 from kvtrace.ledger.slots.owners import NOBODYS, How, Owned, Owners, blocks_in
 from kvtrace.ledger.slots.reads import NOTHING, Amounts, Slots, Touch
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given
 from kvtrace.ledger.slots.touches import NEVER, Touches
+from kvtrace.ledger.values import replace
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Role
 
@@ -90,10 +90,10 @@ class _Resolver:
         alone, watched = len(self._sizes) == 1, frozenset(touches.watched.tolist())
         self._late = LateReads(given, requests, self._sizes[0], watched) if alone else None
         self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
-        self._touches, self._names, self._requests = touches, touches.names, requests
+        self._touches, self._names = touches, touches.names
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
-        self._found: dict[_Use, dict[_Key, _Gathered]] = {use: {} for use in _Use}
+        self._found: dict[_Use, dict[tuple[int, Touch], _Gathered]] = {use: {} for use in _Use}
         self._amounts: dict[tuple[int, int], Amounts] = defaultdict(Amounts)
         self._skew: dict[tuple[int, int], bool] = {}
         self._seen: dict[int, list[Interval]] = {}
@@ -105,8 +105,6 @@ class _Resolver:
         self._wrote: set[tuple[int, int]] = set()
         """(call, column) in which known slots were written."""
         self._none: set[tuple[int, int]] = set()
-        self._unseen: dict[tuple[int, int], tuple[int, int]] = {}
-        """(step, call) of work in the background -> its end, columns."""
         self._background_t = self._background_step = 0
 
     def _records(self) -> Iterator[tuple[rows.SlotsTouched, int, int]]:
@@ -152,16 +150,9 @@ class _Resolver:
             unplaced=self._unplaced,
             none=frozenset(self._none - self._unknown - self._amounts.keys()),
             blind_writes=self._blind_writes,
-            unseen_writes=self._unseen_by_step(),
             last_background_t=self._background_t,
             last_background_step=self._background_step,
         )
-
-    def _unseen_by_step(self) -> dict[int, list[tuple[int, int]]]:
-        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for (step, _), piece in self._unseen.items():
-            found[step].append(piece)
-        return dict(found)
 
     def _add(self, record: rows.SlotsTouched, column: int, step: int) -> None:
         marks, code = rows.flags(record.head), rows.code(record.head)
@@ -199,16 +190,18 @@ class _Resolver:
             account, to = self._accounts.of(record.call)
             for row, positions, stale in owned.requests:
                 others = () if row in late else late
-                key = _Key(row, step, positions, stale, background, False, account, False, others, to)
-                self._gather(_Use.READ, key, record.t, column)
+                touch = Touch(
+                    step, 0, 0, positions, stale, background, account=account, late_for=others, sent_to=to
+                )
+                self._gather(_Use.READ, row, touch, record.t, column)
             for row, positions in owned.aimed:
-                self._gather(_Use.AIMED, _Key(row, step, positions, (), background), record.t, column)
+                self._gather(_Use.AIMED, row, Touch(step, 0, 0, positions, (), background), record.t, column)
         if wrote:
             self._wrote.add((record.call, column))
             after_use = record.t >= self._touches.used_at(step, column)
             for row, there in self._written_for(whole, column, step, record):
-                key = _Key(row, step, there, (), background, after_use, given_out=read)
-                self._gather(_Use.WRITTEN, key, record.t, column)
+                touch = Touch(step, 0, 0, there, (), background, after_use, given_out=read)
+                self._gather(_Use.WRITTEN, row, touch, record.t, column)
 
     def _read_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
         """Slots were read, and it is not known which."""
@@ -219,9 +212,6 @@ class _Resolver:
     def _wrote_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
         """Slots were written, or may have been, and it is not known which. What a call wrote by an address is
         known where it is seen."""
-        if rows.flags(record.head) & Flag.ASYNC:
-            ended, columns = self._unseen.get((record.step, record.call), (0, 0))
-            self._unseen[record.step, record.call] = max(ended, record.t), columns | 1 << column
         if (record.call, column) not in self._wrote:
             self._blind_writes[column] = step
 
@@ -268,8 +258,9 @@ class _Resolver:
             self._gone[row, step, tuple(union(positions))] |= 1 << column
         return tuple(gone)
 
-    def _gather(self, use: _Use, key: _Key, t: int, column: int) -> None:
-        gathered = self._found[use].setdefault(key, _Gathered(t))
+    def _gather(self, use: _Use, row: int, touch: Touch, t: int, column: int) -> None:
+        """``touch``: without its time and its layers."""
+        gathered = self._found[use].setdefault((row, touch), _Gathered(t))
         gathered.columns |= 1 << column
 
     def _count(self, record: rows.SlotsTouched, column: int, step: int, owned: Owned) -> None:
@@ -313,9 +304,8 @@ class _Resolver:
 
     def _by_request(self, use: _Use) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
-        for key, gathered in self._found[use].items():
-            how = {name: value for name, value in key._asdict().items() if name not in ("row", "step")}
-            found[key.row].append(Touch(key.step, gathered.t, gathered.columns, **how))
+        for (row, touch), gathered in self._found[use].items():
+            found[row].append(replace(touch, t=gathered.t, columns=gathered.columns))
         return dict(found)
 
 
@@ -362,21 +352,6 @@ class _Use(Enum):
     READ = auto()
     WRITTEN = auto()
     AIMED = auto()
-
-
-class _Key(NamedTuple):
-    """As in Touch; ``row``: of the request."""
-
-    row: int
-    step: int
-    positions: tuple[Interval, ...]
-    stale: tuple[Interval, ...]
-    background: bool
-    late: bool = False
-    account: Account = Account.OPEN
-    given_out: bool = False
-    late_for: tuple[int, ...] = ()
-    sent_to: str = ""
 
 
 @dataclass
