@@ -155,14 +155,17 @@ class Scenario:
 
     def total_tokens(self) -> int:
         """Tokens whose KV the engine computes or reuses: the last token of an answer has none, and a
-        request that is given up before it ran has none at all."""
+        request that is given up before it ran has none at all. Of a round that hangs its first step counts,
+        where that is recorded."""
         rounds = [
             part
             for part in self.rounds
             if part.abort_after is None and part.abort_steps is None and not part.hangs
         ]
         whole = sum(len(p) + part.parts(p) * (part.max_tokens - 1) for part in rounds for p in part.prompts)
-        return whole + sum(part.aborted_at for part in self.rounds)
+        hanging = [part for part in self.rounds if part.hangs] if self.compiled else []
+        begun = sum(len(prompt) for part in hanging for prompt in part.prompts)
+        return whole + begun + sum(part.aborted_at for part in self.rounds)
 
 
 class ScenarioError(Exception):

@@ -112,9 +112,8 @@ class _File:
         """Something else was written under its name."""
         self.removed = False
         """The connector took its last name away."""
-        self.rewritten = False
-        """A database that was written to and did not grow: rows that came before may have been deleted, and
-        others written in their place."""
+        self.database = False
+        """Rows of it may be deleted, and others written in their place: its size tells nothing of them."""
 
     @property
     def lost(self) -> bool:
@@ -160,7 +159,7 @@ class _Files:
             if file is not None:
                 file.replaced = True
             file = self._now[name] = _File(name)
-        file.rewritten |= rows.code(row.head) == Way.SQLITE and bool(file.size) and row.bytes <= 0
+        file.database |= rows.code(row.head) == Way.SQLITE
         file.size = max(0, row.size)
         return file
 
@@ -218,7 +217,7 @@ class _Group:
     def account(self) -> Account:
         if self.unknown or not self.read:
             return Account.OPEN
-        stays = not any(one.file.removed or one.file.rewritten for one in self.writes)
+        stays = not any(one.file.removed or one.file.database for one in self.writes)
         if stays and _accounts_for(self.at_end, self.read):
             return Account.WRITTEN
         own = [one.file for one in self.writes if one.amount]
