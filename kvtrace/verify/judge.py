@@ -11,15 +11,10 @@ from kvtrace.verify.workload import Workload, parse
 
 
 def workloads(properties: Sequence[Property], facts: Facts) -> list[tuple[str, Workload]]:
-    """What is asked for each property; those that fit into this engine."""
-    found = []
-    for one in properties:
-        text = one.workload(facts)
-        if text:
-            workload = parse(text)
-            if workload.longest(facts.longest):
-                found.append((one.id, workload))
-    return found
+    """What is asked for each property, as far as it fits into this engine."""
+    texts = [(one.id, one.workload(facts)) for one in properties]
+    asked = [(ident, parse(text).fitting(facts.longest)) for ident, text in texts if text]
+    return [(ident, workload) for ident, workload in asked if workload is not None]
 
 
 def judged(properties: Sequence[Property], what: Observed) -> list[Answered]:

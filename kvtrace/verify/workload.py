@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kvtrace.verify.answers import VerifyError
@@ -99,9 +99,18 @@ class Workload:
     def prompts(self) -> list[Prompt]:
         return [prompt for one in self.rounds for batch in one.batches for prompt in batch]
 
-    def longest(self, most: int) -> bool:
-        """Whether every prompt, with what it generates, fits into ``most`` tokens."""
-        return all(prompt.length + prompt.generate <= most for prompt in self.prompts)
+    def fitting(self, most: int) -> Workload | None:
+        """Those of the prompts that fit, with what they generate, into ``most`` tokens; None where a round
+        has none."""
+        rounds = [
+            replace(one, batches=tuple(filter(None, (_fitting(batch, most) for batch in one.batches))))
+            for one in self.rounds
+        ]
+        return Workload(tuple(rounds)) if all(one.batches for one in rounds) else None
+
+
+def _fitting(batch: Batch, most: int) -> Batch:
+    return tuple(prompt for prompt in batch if prompt.length + prompt.generate <= most)
 
 
 def parse(text: str) -> Workload:

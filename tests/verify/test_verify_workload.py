@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.judge import workloads as asked_of
 from kvtrace.verify.observed import Facts
 from kvtrace.verify.registry import PROPERTIES
 from kvtrace.verify.shrink import workloads
@@ -65,3 +66,17 @@ def test_every_property_asks_what_can_be_read(facts: Facts) -> None:
         text = one.workload(facts)
         if text:
             assert parse(text).text == " ".join(text.split()), one.id
+
+
+def test_prompts_that_do_not_fit_are_left_out_and_no_others() -> None:
+    workload = parse("a96&b64 c500 ; restart a96")
+    assert workload.fitting(520) == workload
+    short = workload.fitting(400)
+    assert short is not None and short.text == "a96&b64 ; restart a96"
+    assert workload.fitting(80) is None
+
+
+def test_units_as_large_as_the_engine_takes_are_asked_within_them() -> None:
+    facts = Facts(block=64, budget=512, longest=1024, seqs=4, layers=4, unit=256)
+    asked = dict(asked_of(PROPERTIES, facts))["nobody-else"]
+    assert {"s64t256", "s64u256"} <= {prompt.text for prompt in asked.prompts}
