@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """The page reports/verify.md: ``kvtrace verify`` on real connectors.
 
-    python scripts/verify_report.py --out DIR [--only WORD ...] [--again] [--page FILE]
+    python scripts/verify_report.py --out DIR [--packages DIR ...] [--only WORD ...] [--again] [--page FILE]
 
 Connectors of vLLM run on its CPU build; where one has a copy for GPUs only, that copy is replaced
-(scripts/real). ``--again``: no engine; the results in DIR are shown anew. What was found in a connector's
-source stands in its case here, and is shown only where verify failed that property.
+(scripts/real). Those of others are taken from folders of modules (``--packages``: the site-packages of the
+environment that scripts/real_connectors.py makes, a checkout of VUA), and left out elsewhere. ``--again``:
+no engine; the results in DIR are shown anew. What was found in a connector's source stands in its case here,
+and is shown only where verify failed that property.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ from vllm_env import vllm_env  # noqa: E402
 @dataclass(frozen=True)
 class Case:
     """One run. ``config``: as ``--config``; ``@OUT@`` is its folder. ``found``: property -> what its source
-    says to a failure, by hand."""
+    says to a failure, by hand. ``needs``: a module that has to be there."""
 
     name: str
     title: str
     connector: str
     config: dict[str, Any]
     found: dict[str, str] = field(default_factory=dict)
+    needs: str = ""
 
 
 EXAMPLE = {
@@ -74,6 +77,16 @@ OFFLOADING = {
     ),
     "nothing-hangs": "The same assertion ends the engine.",
 }
+LMCACHE = {
+    "other-salt": (
+        "`lmcache/v1/token_database.py` 234-248 and 269-291: the key of a chunk is the model, the ranks, the "
+        "data type, the request's configuration and a hash of its tokens. "
+        "`lmcache/integration/vllm/vllm_v1_adapter.py` never looks at a request's `cache_salt`; only the "
+        "connector for LMCache's own server does (`lmcache_mp_metadata.py` 85)."
+    ),
+}
+VUA: dict[str, str] = {}
+SEMBLEND: dict[str, str] = {}
 
 
 def _example(place: str) -> dict[str, Any]:
@@ -113,14 +126,48 @@ CASES = (
         {"cpu_bytes_to_use": 64 << 20, "count_file": "@OUT@/count"},
     ),
     Case("decode-bench", "DecodeBenchConnector", "DecodeBenchConnector", {}),
+    Case(
+        "lmcache",
+        "LMCache 0.5.6, its device copy replaced (scripts/real/lmcache_here.py), chunks of 64 in files",
+        "lmcache_here:LMCacheHere",
+        {
+            "lmcache.chunk_size": 64, "lmcache.local_cpu": False, "lmcache.max_local_cpu_size": 0.25,
+            "lmcache.local_disk": "@OUT@/store", "lmcache.max_local_disk_size": 1,
+        },
+        LMCACHE,
+        needs="lmcache",
+    ),
+    Case(
+        "vua",
+        "VUA (scripts/real/vua_here.py), units of 512 in files",
+        "vua_here:VUAHere",
+        {"shared_storage_path": "@OUT@/store"},
+        VUA,
+        needs="vua",
+    ),
+    Case(
+        "semblend",
+        "semblend-vllm-connector 0.2.8, mode exact_prefix",
+        "semblend_vllm_connector.connector:SemBlendVllmConnector",
+        {"kv_storage_path": "@OUT@/store", "mode": "exact_prefix", "min_prompt_tokens": 128},
+        SEMBLEND,
+        needs="semblend_vllm_connector",
+    ),
 )  # fmt: skip
 
 
-def run(case: Case, out: Path) -> None:
-    """Its result goes to ``out/<name>.json``, what it said to ``out/<name>.err``."""
+def run(case: Case, out: Path, modules: list[str]) -> bool:
+    """Its result goes to ``out/<name>.json``, what it said to ``out/<name>.err``. False: it is not there."""
     folder = out / case.name
-    environment = vllm_env()
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT)])
+    environment = vllm_env() | {"LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT), *modules])
+    if (
+        case.needs
+        and subprocess.run(
+            [sys.executable, "-c", f"import {case.needs}"], env=environment, capture_output=True, check=False
+        ).returncode
+    ):
+        return False
     config = json.dumps(case.config).replace("@OUT@", str(folder))
     command = [
         sys.executable, "-m", "kvtrace", "verify", "--format", "json", "-o", str(folder / "run"),
@@ -130,6 +177,7 @@ def run(case: Case, out: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     (out / f"{case.name}.json").write_text(done.stdout, encoding="utf-8")
     (out / f"{case.name}.err").write_text(done.stderr, encoding="utf-8")
+    return True
 
 
 def page(out: Path) -> str:
@@ -173,6 +221,7 @@ def _part(case: Case, out: Path) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
+    parser.add_argument("--packages", nargs="*", default=[], metavar="DIR", help="with others' connectors")
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="WORD", help="runs whose name holds one of these"
     )
@@ -182,8 +231,8 @@ def main() -> int:
     out = args.out.resolve()
     for case in CASES:
         if not args.again and (not args.only or any(word in case.name for word in args.only)):
-            run(case, out)
-            print(f"{case.name}: done", flush=True)
+            there = run(case, out, [str(Path(one).resolve()) for one in args.packages])
+            print(f"{case.name}: {'done' if there else f'left out, there is no {case.needs}'}", flush=True)
     text = page(out)
     if args.page is not None:
         args.page.write_text(text, encoding="utf-8")
