@@ -76,7 +76,7 @@ def test_prompts_that_do_not_fit_are_left_out_and_no_others() -> None:
     assert workload.fitting(80) is None
 
 
-def test_units_as_large_as_the_engine_takes_are_asked_within_them() -> None:
+def test_large_units_are_asked_within_them_too() -> None:
     facts = Facts(block=64, budget=512, longest=1024, seqs=4, layers=4, unit=256)
     asked = dict(asked_of(PROPERTIES, facts))["nobody-else"]
     assert {"s64t256", "s64u256"} <= {prompt.text for prompt in asked.prompts}
