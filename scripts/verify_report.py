@@ -85,8 +85,36 @@ LMCACHE = {
         "connector for LMCache's own server does (`lmcache_mp_metadata.py` 85)."
     ),
 }
-VUA: dict[str, str] = {}
-SEMBLEND: dict[str, str] = {}
+_VUA_SHORT = (
+    "`vua/vllm/kv_connector_v1.py` 436: one future a layer is kept, so in a step that saves several requests "
+    "the last one's copy replaces the others'; and what one step computes of a prompt is written under the "
+    "key of all tokens before its end (417-418), however few rows that are (428). A load takes a whole unit "
+    "of each file (319-325): RuntimeError, and the engine ends."
+)
+VUA = {
+    "comes-back-equal": "The loads that ended the engine under `concurrent`.",
+    "lookups-agree": "The same loads.",
+    "concurrent": _VUA_SHORT,
+    "aborted": "As `concurrent`.",
+    "preempted": (
+        "`vua/vllm/kv_connector_v1.py` 317: what a load finds there already must be a whole number of units; "
+        "of a request that was preempted it is not: AssertionError, and the engine ends."
+    ),
+    "nothing-hangs": "The same exceptions.",
+}
+DECODE_BENCH = dict.fromkeys(
+    (
+        "comes-back-equal", "outputs", "lengths", "chunked", "concurrent", "repeated", "shared-prefix",
+        "extended", "preempted", "aborted", "nobody-else", "other-salt",
+    ),
+    "As it is meant: this connector of a benchmark offers KV for every prompt and fills it with constants.",
+)  # fmt: skip
+SEMBLEND = {
+    "transfers": (
+        "`semblend_vllm_connector/connector.py` 2352 and 2055-2058: the prompt that was captured is found "
+        "and declined (`no_block_refs`): its record names no blocks. Nothing that it stores is ever loaded."
+    ),
+}
 
 
 def _example(place: str) -> dict[str, Any]:
@@ -125,7 +153,7 @@ CASES = (
         "offload_here:OffloadHere",
         {"cpu_bytes_to_use": 64 << 20, "count_file": "@OUT@/count"},
     ),
-    Case("decode-bench", "DecodeBenchConnector", "DecodeBenchConnector", {}),
+    Case("decode-bench", "DecodeBenchConnector", "DecodeBenchConnector", {}, DECODE_BENCH),
     Case(
         "lmcache",
         "LMCache 0.5.6, its device copy replaced (scripts/real/lmcache_here.py), chunks of 64 in files",

@@ -175,10 +175,11 @@ class Observed:
 
     @cached_property
     def loads(self) -> list[Asked]:
-        """Requests for which the scheduler took tokens from the connector. Not one in which the engine ended:
-        that is told of its own workload."""
-        ended = {death.number for death in self.deaths}
-        return [one for one in self.plain if one.given > 0 and (one.answered or one.number not in ended)]
+        """Requests for which the scheduler took tokens from the connector. Not those without an answer that
+        were asked together with the one in which the engine ended: that is told of their own workload."""
+        last = {death.number for death in self.deaths}
+        ended = {one.batch for one in self.asked if one.number in last}
+        return [one for one in self.plain if one.given > 0 and (one.answered or one.batch not in ended)]
 
     @cached_property
     def unit(self) -> int:
