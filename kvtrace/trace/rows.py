@@ -16,11 +16,10 @@ kind: there each field is an array, one item a record.
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from kvtrace.trace.format import UNKNOWN, WORDS, Kind
+from kvtrace.trace.format import UNKNOWN, Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,19 +27,8 @@ if TYPE_CHECKING:
 
 Word: TypeAlias = Any
 """An int in a row, an array of int64 where the row is the columns of a table."""
-R = TypeVar("R", bound=NamedTuple)
 
 
-def _eight_words(row: type[R]) -> type[R]:
-    """The row with the words that its fields leave: ``spare4`` and so on, all 0."""
-    spare = [f"spare{at}" for at in range(len(row._fields), WORDS)]
-    make: Any = namedtuple
-    whole: type[R] = make(row.__name__, (*row._fields, *spare), defaults=[0] * len(spare))
-    whole.__doc__, whole.__module__ = row.__doc__, row.__module__
-    return whole
-
-
-@_eight_words
 class Name(NamedTuple):
     """Gives an integer to a string. The text follows in BYTES records; ``crc`` is its CRC-32."""
 
@@ -48,6 +36,10 @@ class Name(NamedTuple):
     id: Word
     length: Word
     crc: Word
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
 
 
 class Bytes(NamedTuple):
@@ -63,7 +55,6 @@ class Bytes(NamedTuple):
     part7: Word
 
 
-@_eight_words
 class Document(NamedTuple):
     """A JSON document (:mod:`kvtrace.trace.facts`); code: Fact. The text follows in BYTES records."""
 
@@ -71,6 +62,10 @@ class Document(NamedTuple):
     t: Word
     length: Word
     crc: Word
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
 
 
 class HookCall(NamedTuple):
@@ -152,7 +147,6 @@ class Arrival(NamedTuple):
     max_tokens: Word = UNKNOWN
 
 
-@_eight_words
 class Growth(NamedTuple):
     """A streaming session got its next part: the prompt of a live request is ``prompt`` tokens from this step
     on, of which ``start`` have KV. Of these, what stands behind the prompt as it was before was generated
@@ -164,9 +158,10 @@ class Growth(NamedTuple):
     step: Word
     start: Word
     prompt: Word
+    spare6: Word = 0
+    spare7: Word = 0
 
 
-@_eight_words
 class Lookup(NamedTuple):
     """``get_num_new_matched_tokens``. ``local``: tokens that the GPU's prefix cache holds, ``external``: the
     connector's answer (NONE_ANSWER where it returned None). detail: as in MetadataEntry."""
@@ -178,9 +173,9 @@ class Lookup(NamedTuple):
     request: Word
     local: Word
     external: Word
+    spare7: Word = 0
 
 
-@_eight_words
 class Allocation(NamedTuple):
     """``update_state_after_alloc``. ``external``: tokens that the scheduler accepted from the connector.
     detail: as in MetadataEntry."""
@@ -192,9 +187,9 @@ class Allocation(NamedTuple):
     request: Word
     external: Word
     blocks: Word
+    spare7: Word = 0
 
 
-@_eight_words
 class MetadataEntry(NamedTuple):
     """One entry of the metadata that ``build_connector_meta`` returned: Flag.STORE or LOAD. ``slots``: KV
     slots that it names; ``tokens``: tokens it speaks of; ``start``: position of its first slot in the
@@ -208,9 +203,9 @@ class MetadataEntry(NamedTuple):
     slots: Word
     tokens: Word
     start: Word
+    spare7: Word = 0
 
 
-@_eight_words
 class Preemption(NamedTuple):
     """The scheduler took a request's blocks back. ``computed``: tokens whose KV was lost by that."""
 
@@ -219,6 +214,9 @@ class Preemption(NamedTuple):
     request: Word
     step: Word
     computed: Word
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
 
 
 class Finish(NamedTuple):
@@ -277,7 +275,6 @@ class QuietCalls(NamedTuple):
     most_ns: Word
 
 
-@_eight_words
 class Seal(NamedTuple):
     """Ends a block. ``number``: of the block, from 0. ``records``: those before it that belong to it.
     ``crc``: CRC-32 of these and of this record's first three words, begun with the header's CRC."""
@@ -286,15 +283,23 @@ class Seal(NamedTuple):
     number: Word
     records: Word
     crc: Word
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
 
 
-@_eight_words
 class Trailer(NamedTuple):
     """This process stopped recording; code: Stop. ``lost``: records dropped after that."""
 
     head: Word
     t: Word
     lost: Word
+    spare3: Word = 0
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
 
 
 class Effect(NamedTuple):
@@ -327,7 +332,6 @@ class Prefixes(NamedTuple):
     digest3: Word
 
 
-@_eight_words
 class TransferBegun(NamedTuple):
     """An asynchronous transfer of a request began (Flag.STORE: request_finished kept its blocks).
     detail: as in MetadataEntry."""
@@ -336,9 +340,12 @@ class TransferBegun(NamedTuple):
     t: Word
     request: Word
     step: Word
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
 
 
-@_eight_words
 class TransferDone(NamedTuple):
     """A request's asynchronous transfer was reported finished (Flag.STORE or LOAD), by a worker or to the
     scheduler (the record's role). ``failed``: 1 where the connector said so. detail: as in MetadataEntry."""
@@ -348,6 +355,9 @@ class TransferDone(NamedTuple):
     request: Word
     step: Word
     failed: Word
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
 
 
 class DeviceCall(NamedTuple):
@@ -505,6 +515,7 @@ Row = (
     | BlockPrints | BlockPrintsAgain | LayerPrints
     | Growth | StatesTouched
 )  # fmt: skip
+R = TypeVar("R", bound=NamedTuple)
 
 ROWS: dict[Kind, type[Any]] = {
     Kind.NAME: Name,

@@ -101,12 +101,6 @@ def test_verify_is_judged_by_the_property_that_fails(
     assert score.verify_verdict(planted, answers, unpromised, breaks)[0] == expected
     one_way = score.verify_verdict(planted, answers, unpromised, frozenset())[0]
     assert one_way == ("" if fault in ("writer-dies", "half-zeroed") else expected)
-    # What a sound one does not promise, none has to fail.
-    assert score.verify_verdict(planted, answers, breaks | unpromised, breaks)[0] in (
-        "",
-        "right",
-        "false_alarm",
-    )
 
 
 def test_a_healthy_run_shows_no_fault() -> None:

@@ -69,8 +69,7 @@ def verify_generated(part: Any, folder: Path, model: str, suite: str) -> dict[st
 
 def restarted(part: Any, folder: Path, model: str) -> tuple[str, ...]:
     """What ``kvtrace verify`` itself answers on ``restart`` of a served engine: only in another process are
-    hashes other ones, and buffers empty. Its worker is in another process, too: where therefore nothing comes
-    back at all, that is the answer.
+    hashes other ones, and buffers empty.
 
     Args:
         part: the connector, with a directory of its own that is empty.
@@ -102,6 +101,5 @@ def restarted(part: Any, folder: Path, model: str) -> tuple[str, ...]:
     path = os.pathsep.join(filter(None, (str(folder.parent / "src"), environ.get("PYTHONPATH"))))
     environ |= {"PYTHONPATH": path, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=False)
-    answers = {one["id"]: one for one in json.loads(done.stdout)["properties"]}
-    said = answers["transfers"] if answers["transfers"]["answer"] == "failed" else answers["restart"]
+    (said,) = (one for one in json.loads(done.stdout)["properties"] if one["id"] == "restart")
     return said["answer"], said["says"], *said["evidence"]

@@ -57,8 +57,15 @@ class Fault:
         that hold nothing, tell it alone."""
         return self.shows == "sizes" and self.name not in _SHOWN_BY_FILES_ALONE
 
+    @property
+    def needs_computed(self) -> bool:
+        """Whether it shows only beside what the same engine computed for the same tokens: every slot is
+        written, in order."""
+        return self.name in _SHOWN_BY_COMPUTING
+
 
 _SHOWN_BY_FILES_ALONE = ("cleans-up", "newest-deleted", "wiped", "files-empty", "empty-read")
+_SHOWN_BY_COMPUTING = ("load-wrong-layer",)
 
 PROPERTIES = (
     "transfer", "returns-equal", "whole-units", "right-asker", "outputs", "lookups-agree", "workloads",

@@ -12,6 +12,7 @@ from kvgen.designs import DESIGN_BY_NAME, DESIGNS, LOSSY, Design
 from kvgen.keys import ALGORITHMS, ENCODINGS, FORMATS, KeyScheme
 from kvgen.shapes import CONTAINERS, ENTRY_NOISE, RECORDS, SPECIAL, STEP_NOISE, WHERE, Shape
 from kvgen.stores import (
+    COMPRESSING,
     FILE_KINDS,
     FLAWS,
     KINDS,
@@ -182,7 +183,7 @@ class Plan:
         reads = self.planted.shows == "cache" or self.planted.needs_reads
         hidden |= reads and self.by_address
         # Of KV that this engine never computed there is nothing to hold it against.
-        hidden |= self.role == "consumer" and self.planted.name == "load-wrong-layer"
+        hidden |= self.role == "consumer" and self.planted.needs_computed
         return "return-only" if hidden else self.planted.shows
 
     @property
@@ -230,8 +231,8 @@ class Plan:
             out |= _WHOLE
         if self.design in LOSSY:
             out.add("outputs")
-        if self.choice["run"] == "inline":  # how much of a step that is hangs on the store and the machine
-            out.add("step-time")
+        if self.choice["run"] == "inline" and self.store.pack in COMPRESSING:
+            out.add("step-time")  # it compresses within the hook: that is most of a small model's step
         return frozenset(out)
 
     @property

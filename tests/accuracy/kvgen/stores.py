@@ -24,6 +24,7 @@ SEEN_BY_SIZE = (*FILE_KINDS, "container")
 """Stores of which names and sizes of files tell from outside how much came to rest: this process writes."""
 
 PACKS = ("plain", "zlib", "pickle", "header", "lzma", "shuffle", "xor")
+COMPRESSING = ("zlib", "lzma")
 LOSSY_PACKS = ("int8", "int8-rows", "fp8", "bf16")
 """What is read back differs from what was written, within a bound (see harness/lossy.py)."""
 PACKED_KINDS = ("raw", "container", "memory", "sqlite", *SERVER_KINDS, "pwrite", "daemon", "writer")
