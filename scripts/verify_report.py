@@ -26,13 +26,14 @@ ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "scripts" / "real"
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import real_connectors  # noqa: E402
 from vllm_env import vllm_env  # noqa: E402
 
 
 @dataclass(frozen=True)
 class Case:
     """One run. ``config``: as ``--config``; ``@OUT@`` is its folder. ``found``: property -> what its source
-    says to a failure, by hand. ``needs``: a module that has to be there."""
+    says to a failure, by hand. ``needs``: a module that has to be there. ``env``: of its server."""
 
     name: str
     title: str
@@ -40,6 +41,7 @@ class Case:
     config: dict[str, Any]
     found: dict[str, str] = field(default_factory=dict)
     needs: str = ""
+    env: dict[str, str] = field(default_factory=dict)
 
 
 EXAMPLE = {
@@ -125,6 +127,13 @@ def _example(place: str) -> dict[str, Any]:
     }
 
 
+def _of_another(name: str, run: str, title: str, found: dict[str, str]) -> Case:
+    """A connector of others, set up as in that run of scripts/real_connectors.py."""
+    one = next(case for case in real_connectors.cases() if case.name == run)
+    config = json.loads(json.dumps(one.extra).replace("@PLACE@", "@OUT@/store"))
+    return Case(name, title, f"{one.module}:{one.connector}", config, found, one.module, one.env)
+
+
 CASES = (
     Case("example", "ExampleConnector", "ExampleConnector", {"shared_storage_path": "@OUT@/store"}, EXAMPLE),
     Case(
@@ -154,48 +163,26 @@ CASES = (
         {"cpu_bytes_to_use": 64 << 20, "count_file": "@OUT@/count"},
     ),
     Case("decode-bench", "DecodeBenchConnector", "DecodeBenchConnector", {}, DECODE_BENCH),
-    Case(
+    _of_another(
+        "lmcache",
         "lmcache",
         "LMCache 0.5.6, its device copy replaced (scripts/real/lmcache_here.py), chunks of 64 in files",
-        "lmcache_here:LMCacheHere",
-        {
-            "lmcache.chunk_size": 64, "lmcache.local_cpu": False, "lmcache.max_local_cpu_size": 0.25,
-            "lmcache.local_disk": "@OUT@/store", "lmcache.max_local_disk_size": 1,
-        },
         LMCACHE,
-        needs="lmcache",
     ),
-    Case(
-        "vua",
-        "VUA (scripts/real/vua_here.py), units of 512 in files",
-        "vua_here:VUAHere",
-        {"shared_storage_path": "@OUT@/store"},
-        VUA,
-        needs="vua",
-    ),
-    Case(
-        "semblend",
-        "semblend-vllm-connector 0.2.8, mode exact_prefix",
-        "semblend_vllm_connector.connector:SemBlendVllmConnector",
-        {"kv_storage_path": "@OUT@/store", "mode": "exact_prefix", "min_prompt_tokens": 128},
-        SEMBLEND,
-        needs="semblend_vllm_connector",
-    ),
+    _of_another("vua", "vua-exact", "VUA (scripts/real/vua_here.py), units of 512 in files", VUA),
+    _of_another("semblend", "semblend-exact", "semblend-vllm-connector 0.2.8, mode exact_prefix", SEMBLEND),
 )  # fmt: skip
 
 
 def run(case: Case, out: Path, modules: list[str]) -> bool:
     """Its result goes to ``out/<name>.json``, what it said to ``out/<name>.err``. False: it is not there."""
     folder = out / case.name
-    environment = vllm_env() | {"LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0"}
+    environment = vllm_env() | case.env
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT), *modules])
-    if (
-        case.needs
-        and subprocess.run(
-            [sys.executable, "-c", f"import {case.needs}"], env=environment, capture_output=True, check=False
-        ).returncode
-    ):
-        return False
+    if case.needs:
+        look = [sys.executable, "-c", f"import {case.needs}"]
+        if subprocess.run(look, env=environment, capture_output=True, check=False).returncode:
+            return False
     config = json.dumps(case.config).replace("@OUT@", str(folder))
     command = [
         sys.executable, "-m", "kvtrace", "verify", "--format", "json", "-o", str(folder / "run"),
