@@ -25,15 +25,18 @@ import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from engines_in_turn import Engine, answers, one_turn  # noqa: E402
+
 OUT = ROOT / ".cache" / "overhead-grid"
+RUN = OUT / "run"
 SHAPES = {"prefill": (256, 2), "decode": (16, 48)}
 """Tokens of a prompt, and of an answer."""
 LAYERS, TARGETS = 32, (0.97, 0.99)
@@ -75,8 +78,7 @@ class Nothing(KVConnectorBase_V1):
 
 def child(layers: int, eager: bool) -> None:
     """One engine: a line on stdin is one block's load, a line on stdout its figures."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM's own prints must not mix with the figures
+    figures_go_to = answers()
     from tiny_model import make_tiny_model
     from vllm import LLM, SamplingParams
 
@@ -106,58 +108,26 @@ def child(layers: int, eager: bool) -> None:
         outputs = engine.generate(prompts, params, use_tqdm=False)
         took = time.perf_counter() - began
         figures = {"took": took, "tokens": [list(one.outputs[0].token_ids) for one in outputs]}
-        print(json.dumps(figures), file=answers, flush=True)
+        print(json.dumps(figures), file=figures_go_to, flush=True)
 
 
-class Engine:
-    """One of the two, from its start to its end."""
+def start(name: str, layers: int, graphs: str, process: str) -> Engine:
+    from vllm_env import vllm_env
 
-    def __init__(self, name: str, layers: int, graphs: str, process: str) -> None:
-        from vllm_env import vllm_env
-
-        self.name, self.run = name, OUT / "run"
-        env = vllm_env() | {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(process == "multi")),
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_CPU_KVCACHE_SPACE": "3",
-            "PYTHONPATH": os.pathsep.join([str(OUT), os.environ.get("PYTHONPATH", "")]),
-        }
-        command = [sys.executable, __file__, "--child", str(layers), "--graphs", graphs]
-        if name == "traced":
-            shutil.rmtree(self.run, ignore_errors=True)
-            budget = ["--budget", given.budget]
-            command = [sys.executable, "-m", "kvtrace", "run", "-o", str(self.run), *budget, "--", *command]
-        with (OUT / f"{name}.log").open("w") as log:
-            self._child = subprocess.Popen(
-                command,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd=ROOT,
-            )
-
-    def block(self, load: tuple[int, int, int]) -> Any:
-        assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(json.dumps(load) + "\n")
-        self._child.stdin.flush()
-        line = self._child.stdout.readline()
-        if not line:
-            raise SystemExit(f"overhead: the {self.name} engine ended early: see {OUT / self.name}.log")
-        return json.loads(line)
-
-    def end(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        self._child.wait()
+    env = vllm_env() | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(process == "multi")),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_KVCACHE_SPACE": "3",
+        "PYTHONPATH": os.pathsep.join([str(OUT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, __file__, "--child", str(layers), "--graphs", graphs]
+    traced = ["-o", str(RUN), "--budget", given.budget] if name == "traced" else None
+    return Engine(command, env, OUT / f"{name}.log", traced)
 
 
-def pair(engines: list[Engine], load: tuple[int, int, int], turn: int) -> float:
+def pair(engines: Mapping[str, Engine], load: tuple[int, int, int], turn: int) -> float:
     """The traced throughput over the untraced one."""
-    figures = {one.name: one.block(load) for one in (engines if turn % 2 else reversed(engines))}
-    if figures["traced"]["tokens"] != figures["untraced"]["tokens"]:
-        raise SystemExit("overhead: the two engines made different tokens")
+    figures = one_turn(engines, turn, json.dumps(load))
     return float(figures["untraced"]["took"] / figures["traced"]["took"])
 
 
@@ -184,7 +154,8 @@ def main() -> int:
     under = 0
     print(f"{'layers':>6} {'graphs':9} {'process':8} {'load':8} {'batch':>5}  traced / untraced throughput")
     for layers, graphs, process in itertools.product(given.layers, given.graphs, given.process):
-        engines = [Engine(name, layers, graphs, process) for name in ("untraced", "traced")]
+        shutil.rmtree(RUN, ignore_errors=True)
+        engines = {name: start(name, layers, graphs, process) for name in ("untraced", "traced")}
         for shape, batch in itertools.product(given.shape, given.batch):
             load = (*SHAPES[shape], batch)
             ratios = [pair(engines, load, turn) for turn in range(given.pairs)]
@@ -193,9 +164,9 @@ def main() -> int:
             under += middle < TARGETS[layers >= LAYERS]
             what = f"{layers:6} {graphs:9} {process:8} {shape:8} {batch:5}"
             print(f"{what}  {middle:.3f} [{low:.3f} .. {high:.3f}]", flush=True)
-        for engine in engines:
+        for engine in engines.values():
             engine.end()
-        shares.append(watched_share(engines[1].run))
+        shares.append(watched_share(RUN))
     print(
         f"overhead: worst={min(medians):.3f}x median={statistics.median(medians):.3f}x "
         f"watched_share={statistics.mean(shares):.3f}"
@@ -214,6 +185,8 @@ if __name__ == "__main__":
     parser.add_argument("--budget", default="2%", help="as of kvtrace run [2%%]")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.pairs < 2:
+        parser.error("quartiles need at least 2 pairs")
     if given.child:
         child(given.child, given.graphs == ["eager"])
         sys.exit(0)

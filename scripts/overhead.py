@@ -24,7 +24,6 @@ import platform
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +31,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
+
+from engines_in_turn import Engine, answers, one_turn  # noqa: E402
 
 OUT = ROOT / ".cache" / "overhead"
 PROMPT, OUTPUT = 96, 24
@@ -79,8 +80,7 @@ def clocked(method: Callable[..., None]) -> Callable[..., None]:
 def child(model: str, store: str, batch: int, how: str) -> None:
     """One engine: a line on stdin is one block, a line on stdout its figures. ``how``: its fingerprints, or
     that its parts are clocked."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM's own prints must not mix with the figures
+    figures_go_to = answers()
     if how == PARTS:
         import step_parts
 
@@ -114,12 +114,12 @@ def child(model: str, store: str, batch: int, how: str) -> None:
             "taken": TAKEN[0] - taken,
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         }
-        print(json.dumps(figures), file=answers, flush=True)
+        print(json.dumps(figures), file=figures_go_to, flush=True)
     if how == PARTS:
         (OUT / "parts.txt").write_text("\n".join(step_parts.table()) + "\n")
 
 
-def start(name: str, model: Path, batch: int, watch: str, how: str = "") -> subprocess.Popen[str]:
+def start(name: str, model: Path, batch: int, watch: str, how: str = "") -> Engine:
     from vllm_env import vllm_env
 
     env = vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -128,25 +128,9 @@ def start(name: str, model: Path, batch: int, watch: str, how: str = "") -> subp
         sys.executable, __file__, "--child", str(model), "--store", str(OUT / f"store-{plain}"),
         "--batch", str(batch), "--how", how,
     ]  # fmt: skip
-    if name != "untraced":
-        run = OUT / ("run" if name == "traced" else f"run-{plain}")
-        kvtrace = [sys.executable, "-m", "kvtrace", "run", "-o", str(run), "--watch", watch]
-        command = [*kvtrace, "--", *command]
-    log = (OUT / f"{plain}.log").open("w")
-    return subprocess.Popen(
-        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
-    )
-
-
-def block(process: subprocess.Popen[str]) -> dict[str, object]:
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit(f"an engine ended early: see the logs in {OUT}")
-    figures: dict[str, object] = json.loads(line)
-    return figures
+    run = OUT / ("run" if name == "traced" else f"run-{plain}")
+    traced = None if name == "untraced" else ["-o", str(run), "--watch", watch]
+    return Engine(command, env, OUT / f"{plain}.log", traced)
 
 
 def quartiles(values: list[float]) -> str:
@@ -189,21 +173,15 @@ def main() -> None:
     report(options, in_turn(engines, options.first + options.pairs))
 
 
-def in_turn(engines: dict[str, subprocess.Popen[str]], count: int) -> dict[str, list[dict[str, object]]]:
+def in_turn(engines: dict[str, Engine], count: int) -> dict[str, list[dict[str, object]]]:
     """The figures of `count` blocks of each, after those that warm up."""
     results: dict[str, list[dict[str, object]]] = {name: [] for name in engines}
     for turn in range(-WARM, count):
-        names = list(reversed(engines)) if turn % 2 else list(engines)
-        figures = {name: block(engines[name]) for name in names}
-        if any(one["tokens"] != figures[names[0]]["tokens"] for one in figures.values()):
-            raise SystemExit(f"{' and '.join(names)} made different tokens")
-        if turn >= 0:
-            for name in names:
-                results[name].append(figures[name])
+        figures = one_turn(engines, turn)
+        for name in engines if turn >= 0 else ():
+            results[name].append(figures[name])
     for engine in engines.values():
-        assert engine.stdin is not None
-        engine.stdin.close()
-        engine.wait()
+        engine.end()
     return results
 
 

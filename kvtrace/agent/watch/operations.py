@@ -211,10 +211,10 @@ class CopyWatch:
     @property
     def whole(self) -> bool:
         """Whether all that was touched so far is known, and whole slots: of none is a half still to come."""
-        whole = (
-            found is not None and all(one.part is None for one in found) for found in self._touches.values()
+        touches = self._touches.values()
+        return not self._later and all(
+            found is not None and all(one.part is None for one in found) for found in touches
         )
-        return not self._later and all(whole)
 
     def slots(self, written: bool, block_size: int) -> dict[str, int]:
         """Slots per layer that was touched: written into it, or read from it; -1 unknown."""
