@@ -97,6 +97,7 @@ RULES: tuple[Rule, ...] = (
             ("metadata: what it names", "requests:Request.entries", None),
             ("slots: reads that begin within blocks", "slots.resolve:_skewed", _false),
             ("slots: reads after the blocks went to another", "slots.late:LateReads.gone", _no_table),
+            ("slots: work that came too late", "slots.resolve:_Resolver._gone_since_asked", _no_table),
             ("slots: reads of what a load fills", "slots.owners:Owners._filled", lambda *_: ()),
             ("slots: what is out of a window", "slots.resolve:_outside_windows", _no_table),
             (
@@ -108,6 +109,7 @@ RULES: tuple[Rule, ...] = (
             ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),
             ("saves: whole blocks skewed", "saves.calls:WorkerCalls._skewed", _false),
             ("saves: copies that come later", "saves.calls:WorkerCalls._lag", 0),
+            ("saves: steps behind that were seen", "saves.watched:Watched.last_blind", 1 << 62),
             ("saves: windows", "saves.pairs:windows_of", _no_table),
             ("saves: ranks in one file", "saves.files:_by_rank", _no_files),
             ("saves: overwritten files", "saves.files:_by_prompt", _no_files),

@@ -193,6 +193,7 @@ def swallowed(**more: object) -> Swallowed:
         ({"type": "Empty", "ended": True, "message": ""}, "note"),
         ({"asked_by": "start_load_kv"}, "note"),
         ({"hook": "wait_for_save", "asked_by": "", "type": "TimeoutError", "went_on": False}, "fault"),
+        ({"hook": "wait_for_save", "asked_by": ""}, "fault"),  # no KV was touched in the call that puts
     ],
 )  # fmt: skip
 def test_an_exception_where_saves_are_not_seen_to_come_to_rest(

@@ -56,8 +56,6 @@ _SAVE_PATH = (*SAVE_HOOKS, "get_finished")
 _FINDS_OUT = frozenset({"FileExistsError", "FileNotFoundError"})
 """By these code finds out whether something is there, where it catches them; but for files that it opens to
 write."""
-_DROPS = frozenset({"Full", "QueueFull"})
-"""A queue did not take what it was given."""
 _ENDS_A_LOOP = frozenset(
     {"Empty", "QueueEmpty", "StopIteration", "StopAsyncIteration", "CancelledError", "GeneratorExit"}
 )
@@ -222,9 +220,8 @@ def _ends_a_save(fact: Swallowed) -> bool:
         return fact.in_vain
     if fact.ended or fact.went_on is False:
         return fact.type not in _ENDS_A_LOOP
-    # Of work in the background it is not known whether it went on.
-    outside = fact.message.startswith("[Errno") or fact.type in _FROM_OUTSIDE
-    return (fact.hook in BACKGROUND and outside) or fact.type in _DROPS
+    # It is not known whether the work went on: no KV was touched in it, before or after.
+    return fact.message.startswith("[Errno") or fact.type in _FROM_OUTSIDE
 
 
 def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[Request]:

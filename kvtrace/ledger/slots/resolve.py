@@ -84,12 +84,14 @@ class _Resolver:
             at: size for at, (one, size) in enumerate(zip(groups, sizes, strict=False)) if not one.keeps_all
         }
         self._sizes = [max(1, size) for size in sizes]
-        self._given = given
+        self._given, self._requests = given, requests
         self._tables = BlockTables(given, requests, self._sizes)
         self._owners = Owners(self._tables, requests, self._sizes)
         alone, watched = len(self._sizes) == 1, frozenset(touches.watched.tolist())
         self._late = LateReads(given, requests, self._sizes[0], watched) if alone else None
         self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
+        self._in_time: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+        """(row of a request, column) -> positions that threads read while its blocks were its own."""
         self._touches, self._names = touches, touches.names
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
@@ -185,7 +187,7 @@ class _Resolver:
             self._count(record, column, step, owned)
             at, size = (record.step or step, column), self._sizes[self._group[column]]
             self._skew[at] = self._skew.get(at, True) and _skewed(whole, size)
-        late = self._too_late(whole, column, step) if read and outer else ()
+        late = self._too_late(record, whole, column, step, after) if read and outer else ()
         if read:
             account, to = self._accounts.of(record.call)
             for row, positions, stale in owned.requests:
@@ -193,6 +195,8 @@ class _Resolver:
                 touch = Touch(
                     step, 0, 0, positions, stale, background, account=account, late_for=others, sent_to=to
                 )
+                if background and not others:
+                    self._in_time[row, column] += positions
                 self._gather(_Use.READ, row, touch, record.t, column)
             for row, positions in owned.aimed:
                 self._gather(_Use.AIMED, row, Touch(step, 0, 0, positions, (), background), record.t, column)
@@ -246,17 +250,52 @@ class _Resolver:
         owned = self._owners.of(runs, group, True, how)
         return [(row, tuple(union([*fine, *beyond]))) for row, fine, beyond in owned.requests]
 
-    def _too_late(self, runs: tuple[Interval, ...], column: int, step: int) -> tuple[int, ...]:
+    def _too_late(
+        self, record: rows.SlotsTouched, runs: tuple[Interval, ...], column: int, step: int, after: bool
+    ) -> tuple[int, ...]:
         """The requests for which a read of these slots came too late."""
-        if self._late is None:
-            return ()
-        tables, blocks = self._tables, self._blocks_of(runs)
-        gone = self._late.gone(
-            column, blocks, step, lambda row, block: any(one.row == row for one in tables.holders(0, block))
-        )
+        gone = self._gone_since_asked(record, runs, column, step, after)
+        if not gone and self._late is not None:
+            tables, blocks = self._tables, self._blocks_of(runs)
+            gone = self._late.gone(
+                column,
+                blocks,
+                step,
+                lambda row, block: any(one.row == row for one in tables.holders(0, block)),
+            )
         for row, positions in gone.items():
             self._gone[row, step, tuple(union(positions))] |= 1 << column
         return tuple(gone)
+
+    def _gone_since_asked(
+        self, record: rows.SlotsTouched, runs: tuple[Interval, ...], column: int, step: int, after: bool
+    ) -> dict[int, list[Interval]]:
+        """What the work of a thread came too late for, where the step is known that asked for it: row of a
+        request that had the blocks then, and was named -> its positions whose blocks hold another one's
+        tokens by now. What was read in time is not too late: a thread may do later work as well."""
+        gone: dict[int, list[Interval]] = defaultdict(list)
+        if rows.code(record.head) != _BACKGROUND or not 0 < record.step < step:
+            return gone
+        group = self._group[column]
+        size = self._sizes[group]
+        for block, low, high in blocks_in(runs, size):
+            former = None if after else self._tables.before(group, block)
+            there = {one.row for one in (self._tables.holders(group, block) if former is None else former)}
+            for asked in self._tables.held_in(group, block, record.step) if there else ():
+                part = asked.place * size + low, asked.place * size + high
+                if asked.row not in there and self._is_wanted(asked.row, part, column, record.step):
+                    gone[asked.row].append(part)
+        return gone
+
+    def _is_wanted(self, row: int, part: Interval, column: int, step: int) -> bool:
+        """Whether metadata up to a step names a part of a request that no thread has read in this layer."""
+        named = any(
+            entry.step <= step and entry.start <= part[0] < entry.start + entry.slots
+            for entry in self._requests[row].entries
+        )
+        return named and not any(
+            start < part[1] and end > part[0] for start, end in self._in_time[row, column]
+        )
 
     def _gather(self, use: _Use, row: int, touch: Touch, t: int, column: int) -> None:
         """``touch``: without its time and its layers."""
