@@ -96,6 +96,7 @@ RULES: tuple[Rule, ...] = (
         for name, place, off in (
             ("metadata: what it names", "requests:Request.entries", None),
             ("slots: reads that begin within blocks", "slots.resolve:_skewed", _false),
+            ("slots: all reads begin within blocks", "slots.resolve:_Resolver._off", lambda *_: set()),
             ("slots: reads after the blocks went to another", "slots.late:LateReads.gone", _no_table),
             ("slots: work that came too late", "slots.resolve:_Resolver._gone_since_asked", _no_table),
             ("slots: reads of what a load fills", "slots.owners:Owners._filled", lambda *_: ()),

@@ -321,7 +321,8 @@ def make_case(run: Run) -> Case:
     silent = {tag for tag, engine in engines.items() if not engine.store_entries}
     found_again = frozenset(row.engine for row in run.load_rows if row.shared and row.offered) & silent
     stores = [entry for request in requests if request.saved for entry in request.entries]
-    read_steps = frozenset(entry.step for entry in stores if entry.slots > 0)
+    misplaced = run.lost[run.lost["ended"] == int(SaveEnd.MISPLACED)]  # something was read there, too
+    read_steps = frozenset({entry.step for entry in stores if entry.slots > 0} | set(misplaced["step"]))
     case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
     saved = run.base[run.base["outcome"] == SAVED]
     seen = saved[saved["grade"] >= int(Grade.READ)]

@@ -594,6 +594,20 @@ def test_slots_shifted_by_one_where_a_last_block_is_not_full(tmp_path: Path) -> 
     assert alike(sim, "b") == {(0, 60): "MISPLACED READ"}
 
 
+@pytest.mark.parametrize(("shift", "length"), [(1, 32), (0, 32), (1, 30)])
+def test_whole_blocks_that_all_begin_within_blocks(tmp_path: Path, shift: int, length: int) -> None:
+    """No metadata says what is meant: these tokens are not. Sets of any length may well be meant."""
+    sim = cache(tmp_path)
+    for request in "abc":
+        prefill(sim, request, 0, 48, unreadable=True)
+        slots = [slot + shift for slot in sim.slots(request, 0, length)]
+        sim.touch(dict.fromkeys(range(2), slots))
+        sim.finish(request, 48)
+    fates = set(alike(sim, "b").values())
+    assert ("MISPLACED READ" in fates) == (shift > 0 and length == 32)
+    assert (SAVED in fates) == (shift == 0 or length == 30)
+
+
 def test_another_layers_slots(tmp_path: Path) -> None:
     """Both calls read the second layer."""
     sim = cache(tmp_path)

@@ -19,12 +19,8 @@ CAUSE = Cause(
         "In a step that was watched in full, slots that the metadata names were never read, and "
         "the same calls read slots that it does not name. Where it names none: slots were read that are of "
         "no use (no request's, or read already), and tokens were left out that no unit leaves out: others "
-        "behind them were read, or nothing of their request; the null block, which is nobody's, stood for "
-        "first blocks; or reads as long as a unit makes them began too late; or whole blocks were read from "
-        "within blocks, some of their slots another request's. Or of all requests of a step one was read, "
-        "once for each. Or all that was read are the beginnings of the prompts, as long as one unit makes "
-        "them, had each block another id, by the same number. What else that worker read is then not "
-        "observed. "
+        "behind them were read, or nothing of their request; or all that was read of a layer, several times, "
+        "are whole blocks that begin within blocks. What else that worker read is then not observed. "
         "Or the very blocks of an entry were read once another request had them."
     ),
     remedy=(

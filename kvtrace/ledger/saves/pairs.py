@@ -275,11 +275,13 @@ _OTHERWISE = (SaveEnd.NOTHING_READ, SaveEnd.PART_READ, SaveEnd.MISPLACED)
 
 def _otherwise(workers: Sequence[Watched], calls: Sequence[Mapping[At, Call]]) -> int:
     """The pairs, a bit each, in which a call read other slots than its step names, or not all of them, or
-    whole blocks that begin within blocks: whose those stand for, bytes at rest do not say."""
+    whole blocks that begin within blocks, or reads come later than what they are for: whose those stand for,
+    bytes at rest do not say."""
     found = first = 0
     for one, of_worker in zip(workers, calls, strict=True):
         short = {column for (_, column), call in of_worker.items() if call.end[0] in _OTHERWISE}
-        for column in short | {column for _, column in one.slots.skewed}:
+        every = range(len(one.worker.kv_layers)) if one.table.later else ()
+        for column in {*short, *every, *(column for _, column in one.slots.skewed)}:
             found |= 1 << (first + column)
         first += len(one.worker.kv_layers)
     return found

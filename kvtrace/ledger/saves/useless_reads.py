@@ -73,6 +73,9 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
             steps[step] |= 1 << column
             for row, parts in found.items():
                 missed[step, row, column] = parts
+    for step, column in slots.amounts:
+        if column in slots.off:
+            steps[step] |= 1 << column
     return OtherSlots(dict(steps), missed)
 
 

@@ -82,6 +82,8 @@ class Slots:
         amounts: (step, column) -> how many slots were read.
         skewed: (step, column) in which all that was read are whole numbers of blocks, and none begins with a
             block.
+        off: layers in which all that was read are whole numbers of blocks, several of them, and none begins
+            with a block: whatever is meant, it is not these tokens.
         tables: row of a request -> positions for which it is known which blocks it held.
         outside: (row of a request, column) -> positions [0, end) that the layer's window had left when the
             request got its blocks: it got none for them, the null block stands there.
@@ -99,6 +101,7 @@ class Slots:
     late: Mapping[int, Sequence[tuple[int, int, tuple[Interval, ...]]]] = field(default_factory=dict)
     amounts: Mapping[tuple[int, int], Amounts] = field(default_factory=dict)
     skewed: frozenset[tuple[int, int]] = frozenset()
+    off: frozenset[int] = frozenset()
     tables: Mapping[int, int] = field(default_factory=dict)
     outside: Mapping[tuple[int, int], int] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()

@@ -25,6 +25,8 @@ from kvtrace.trace.format import STEP_SHIFT, Flag, Role
 _LOADING = frozenset(hook.code for hook in hooks.LOADING)
 _BACKGROUND = 0
 """The hook code of what no hook did itself: a thread, a job, a task of the connector."""
+_SEVERAL = 3
+"""Sets of slots that are not whole blocks by chance."""
 _UNKNOWN = Accounts()
 
 
@@ -98,6 +100,7 @@ class _Resolver:
         self._found: dict[_Use, dict[tuple[int, Touch], _Gathered]] = {use: {} for use in _Use}
         self._amounts: dict[tuple[int, int], Amounts] = defaultdict(Amounts)
         self._skew: dict[tuple[int, int], bool] = {}
+        self._sets_of: dict[int, set[int]] = defaultdict(set)
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
         self._unknown: set[tuple[int, int]] = set()
@@ -140,6 +143,7 @@ class _Resolver:
             late=self._gone_by_request(),
             amounts=dict(self._amounts),
             skewed=frozenset(at for at, skewed in self._skew.items() if skewed),
+            off=frozenset(self._off()),
             tables=_known_tables(self._given, self._sizes),
             outside={
                 (row, column): end
@@ -187,6 +191,7 @@ class _Resolver:
             self._count(record, column, step, owned)
             at, size = (record.step or step, column), self._sizes[self._group[column]]
             self._skew[at] = self._skew.get(at, True) and _skewed(whole, size)
+            self._sets_of[column].add(record.slot_set)
         late = self._too_late(record, whole, column, step, after) if read and outer else ()
         if read:
             account, to = self._accounts.of(record.call)
@@ -316,6 +321,11 @@ class _Resolver:
             useless = owned.nobodys + owned.early + repeated
             found = Amounts(read, useless, blank, owned.null, repeated)
         self._amounts[step, column] = self._amounts[step, column].plus(found)
+
+    def _off(self) -> set[int]:
+        """Layers of which several sets were read, each of whole blocks that begin within blocks."""
+        straight = {column for (_, column), skewed in self._skew.items() if not skewed}
+        return {column for column, sets in self._sets_of.items() if len(sets) >= _SEVERAL} - straight
 
     def _repeated_in(self, column: int, slots: SlotSet) -> int:
         """How many of these slots were read in this step before; they are by now."""
