@@ -107,6 +107,11 @@ _BEHIND = (
     ),
     # That a load came too late is seen of some blocks alone: of others that nothing came, or other KV.
     _Behind(frozenset({"load-not-injected", "kv-load-wrong"}), {"load-after-use": 0.1}),
+    # What never came to rest, or is gone, cannot be given back.
+    _Behind(
+        frozenset({"load-not-injected"}),
+        {"store-incomplete": 0.25, "store-failed": 0.25, "store-lost-later": 0.25},
+    ),
 )
 _UNEXPLAINED = "metadata-has-no-store"
 _OF_THE_SWITCH = "config-key-unused"
@@ -115,7 +120,7 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 """Notes that ask for nothing."""
 
 
-_WRONG_DATA = frozenset({"kv-load-wrong", "load-after-use"})
+_WRONG_DATA = frozenset({"kv-load-wrong", "load-after-use", "load-not-injected"})
 """What a request computed on, and is not its own: worse than anything that was not stored."""
 _WITHOUT_TOKENS = frozenset(
     {"engine-did-not-start", "connector-failed-to-start", "hook-raised", "hook-stuck", "worker-stuck"}
@@ -148,7 +153,7 @@ def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, b
     """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
     symptom, information = finding.id in behind, finding.id in _INFORMATION
-    harmless = finding.id not in _WRONG_DATA or finding.severity != FAULT or not _weighs(finding)
+    harmless = finding.id not in _WRONG_DATA or symptom or finding.severity != FAULT or not _weighs(finding)
     first = severity_order(finding.severity), information, harmless, not _weighs(finding), symptom
     return (*first, -max(finding.tokens, finding.in_files), stage, finding.id)
 
