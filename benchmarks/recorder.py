@@ -10,7 +10,8 @@ recorder in C and with the one in Python, viztracer, cProfile, torch's ``record_
 profiler, and a span of OpenTelemetry with a batch processor that writes JSON lines to a file. Each keeps
 what it keeps by default of a call (cProfile sums alone); kvtrace's step is sealed after every 128 calls.
 Each arm is measured right behind the measure, the arms take turns in another order each round; medians and
-quartiles over the rounds, of the CPU time of the calling thread (``--wall``: of the time that passes).
+quartiles over the rounds, which are short and many, of the CPU time of the calling thread (``--wall``: of the
+time that passes): so the numbers hold still on a machine that does other work.
 
 Lost: a process of its own makes a known number of calls, the last 50 of a step that does not end, and kills
 itself with SIGKILL; counted is what can be read afterwards.

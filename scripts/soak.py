@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """A soak: a traced ``vllm serve`` under clients that come, go and break off, for an hour.
 
-    python scripts/soak.py [--minutes 60] [--untraced] [--out FOLDER] [--page FILE]
+    python scripts/soak.py [--minutes 60] [--out FOLDER] [--page FILE]
 
-A real server (tiny model, vLLM's ExampleConnector) listens on the loopback. Six clients at a time ask it one
-to five prompts each, of 40 to 160 tokens, and leave; some read a stream, some break off at its first word,
-some before any answer. Meanwhile memory, open descriptors and threads of every process are read. Checked:
+Two real servers (tiny model, vLLM's ExampleConnector) listen on the loopback at the same time, one under
+`kvtrace run` and one without. Six clients at a time ask each of them one to five prompts, of 40 to 160
+tokens, and leave; some read a stream, some break off at its first word, some before any answer. Meanwhile
+memory, open descriptors and threads of every process are read. Checked:
 
-- flat: in no process is the median of the last third of the run above that of the first by more than
-  16 MiB, 2 descriptors or 2 threads;
+- flat: in no process of the traced server is the median of the last third of the run further above that of
+  the first than in the same process of the other one, by more than 16 MiB, 2 descriptors or 2 threads.
+  (vLLM's worker grows by itself, by more than that in the first minutes.)
 - exact: each request that was answered stands in the run once, with its prompt and output; none stands there
   that was not sent; the outcomes of both ledgers sum to their totals, and these to the requests' tokens;
   no record was lost.
 
-`--untraced` does the same without kvtrace, for a comparison (nothing is exact then, as there is no ledger).
-Exit codes: 0 flat and exact, 1 not, 2 the server did not start. The last line has the numbers.
+Exit codes: 0 flat and exact, 1 not, 2 a server did not start. The last line has the numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,13 +48,17 @@ from vllm_env import CACHE, vllm_env  # noqa: E402
 from vllm_server import VllmServer, free_port  # noqa: E402
 
 CLIENTS = 6
-PROMPTS = 400
-"""Different ones: the first time each is stored, later it is loaded. So the store has an end, too."""
+PROMPTS = 200
+"""Different ones: the first time each is stored, later it is loaded. So the store has an end, too. So many
+requests pass before it counts what grows: what is made once has been made by then."""
 MOST_MEMORY, MOST_DESCRIPTORS, MOST_THREADS = 16 * 1024, 2, 2
-"""KiB, and numbers, by which a process may grow."""
+"""KiB, and numbers, by which a process may grow more than untraced."""
+_GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THRESHOLD_": str(128 << 10)}
+"""glibc raises both as it goes, and keeps what vLLM freed: by tens of MiB, and never by the same amount."""
 _EVERY = 1.0
-_START_SECONDS = 300
+_START_SECONDS = _WARM_SECONDS = 600
 _STOP_SECONDS = 600
+SIDES = ("traced", "untraced")
 _ANSWERED, _BROKEN_OFF, _NEVER_READ = "answered", "broken off", "left at once"
 
 
@@ -186,32 +193,43 @@ def sample(pid: int) -> Sample:
 
 
 def named(pid: int) -> str:
-    """For people: ``VLLM::EngineCore 4711``."""
+    """For people, and the same in both servers: ``VLLM::EngineCore``."""
     with contextlib.suppress(OSError):
         line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         words = [Path(os.fsdecode(word)).name for word in line[:4] if word and not word.startswith(b"-")]
-        return f"{' '.join(words)[:40]} {pid}"
+        return " ".join(words)[:40]
     return str(pid)
 
 
-def watched(server: VllmServer, seconds: float) -> tuple[dict[int, list[Sample]], dict[int, str]]:
-    """Samples of each process that was there all the time, in order, and its name.
+def watched(servers: list[VllmServer], seconds: float) -> list[dict[str, list[Sample]]]:
+    """Of each server the samples, in order, of each process that was there all the time.
 
     Raises:
-        RuntimeError: the server ended.
+        RuntimeError: a server ended.
     """
-    found: dict[int, list[Sample]] = defaultdict(list)
+    found: list[dict[int, list[Sample]]] = [defaultdict(list) for _ in servers]
     rounds, until = 0, time.monotonic() + seconds
     while time.monotonic() < until:
-        if server.process.poll() is not None:
-            raise RuntimeError(f"the server ended under load, exit code {server.process.returncode}")
-        for pid in descendants(server.process.pid):
-            with contextlib.suppress(OSError, KeyError):
-                found[pid].append(sample(pid))
+        for server, of in zip(servers, found, strict=True):
+            if server.process.poll() is not None:
+                raise RuntimeError(f"a server ended under load, exit code {server.process.returncode}")
+            for pid in descendants(server.process.pid):
+                with contextlib.suppress(OSError, KeyError):
+                    of[pid].append(sample(pid))
         rounds += 1
         time.sleep(_EVERY)
-    whole = {pid: all_of for pid, all_of in found.items() if len(all_of) >= rounds - 1}
-    return whole, {pid: named(pid) for pid in whole}
+    return [by_name({pid: one for pid, one in of.items() if len(one) >= rounds - 1}) for of in found]
+
+
+def by_name(of: dict[int, list[Sample]]) -> dict[str, list[Sample]]:
+    """Those of one name in the order in which they began: the second is ``name #2``."""
+    found: dict[str, list[Sample]] = {}
+    again: Counter[str] = Counter()
+    for pid in sorted(of):
+        name = named(pid)
+        again[name] += 1
+        found[f"{name} #{again[name]}" if again[name] > 1 else name] = of[pid]
+    return found
 
 
 def growth(samples: list[Sample]) -> Sample:
@@ -226,12 +244,18 @@ def growth(samples: list[Sample]) -> Sample:
     )
 
 
-def not_flat(names: dict[int, str], grown: dict[int, Sample]) -> list[str]:
+def more(traced: Sample, untraced: Sample | None) -> Sample:
+    """By how much a process grew more than the same one of the untraced server, which may have none."""
+    return traced if untraced is None else Sample(*(a - b for a, b in zip(traced, untraced, strict=True)))
+
+
+def not_flat(grown: dict[str, Sample], untraced: dict[str, Sample]) -> list[str]:
     """A line for each process that grew too much."""
+    found = {name: more(one, untraced.get(name)) for name, one in grown.items()}
     return [
-        f"{names[pid]} grew by {one.memory / 1024:.1f} MiB, {one.descriptors} descriptors, "
-        f"{one.threads} threads"
-        for pid, one in grown.items()
+        f"{name} grew by {one.memory / 1024:.1f} MiB, {one.descriptors} descriptors, {one.threads} threads "
+        "more than untraced"
+        for name, one in found.items()
         if one.memory > MOST_MEMORY or one.descriptors > MOST_DESCRIPTORS or one.threads > MOST_THREADS
     ]
 
@@ -260,7 +284,9 @@ def not_exact(run: Path, sent: dict[str, Sent]) -> list[str]:
         elif here and one.how == _ANSWERED and here[0].output != one.output:
             wrong.append(f"{ident}: output {here[0].output}, answered {one.output}")
     pairs = sum(engine["pairs"] for engine in trace.report["run"]["engines"])
-    tokens = {"saves": int(rows["computed"].sum()), "loads": int(rows["prompt"].sum())}
+    # Who was given up while still waiting was never let in: nothing was computed, and no load was due.
+    given_up = (rows["computed"] == 0) & (rows["chunks"] == 0) & (rows["status"] == "FINISHED_ABORTED")
+    tokens = {"saves": int(rows["computed"].sum()), "loads": int(rows["prompt"][~given_up].sum())}
     for name in ("saves", "loads"):
         book: Any = trace.report["ledger"][name]  # type: ignore[literal-required]
         outcomes = sum(book["accounts"].values())
@@ -286,29 +312,32 @@ def _ours(ident: str) -> str:
 
 
 class Result(NamedTuple):
+    """Of each process of the traced server the last sample, and the growth; ``untraced``: of the other's."""
+
     minutes: float
-    traced: bool
-    traffic: Traffic
-    names: dict[int, str]
-    grown: dict[int, Sample]
-    last: dict[int, Sample]
+    sent: list[Sent]
+    clients: int
+    last: dict[str, Sample]
+    grown: dict[str, Sample]
+    untraced: dict[str, Sample]
     wrong: list[str]
 
     def line(self) -> str:
-        worst = Sample(*(max(column) for column in zip(*self.grown.values(), strict=True)))
-        sent = self.traffic.sent.values()
-        exact = ("exact" if not self.wrong else "wrong") if self.traced else "none"
+        found = [more(one, self.untraced.get(name)) for name, one in self.grown.items()]
+        worst = Sample(*(max(column) for column in zip(*found, strict=True)))
         return (
-            f"soak: minutes={self.minutes:g} requests={len(sent)} clients={self.traffic.clients} "
-            f"aborted={sum(one.how != _ANSWERED for one in sent)} processes={len(self.grown)} "
+            f"soak: minutes={self.minutes:g} requests={len(self.sent)} clients={self.clients} "
+            f"aborted={sum(one.how != _ANSWERED for one in self.sent)} processes={len(self.grown)} "
             f"memory={worst.memory / 1024:+.1f}MiB descriptors={worst.descriptors:+d} "
-            f"threads={worst.threads:+d} ledger={exact}"
+            f"threads={worst.threads:+d} ledger={'wrong' if self.wrong else 'exact'}"
         )
 
 
-def soak(minutes: float, traced: bool, out: Path) -> Result:
-    """Raises RuntimeError: the server did not start, or ended by itself."""
-    port, run = free_port(), out / "run"
+@contextlib.contextmanager
+def served(out: Path, traced: bool) -> Iterator[VllmServer]:
+    """A server, which is not ready yet; its store, its log and its run lie in ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    port = free_port()
     connector = {
         "kv_connector": "ExampleConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"shared_storage_path": str(out / "store")},
@@ -321,19 +350,12 @@ def soak(minutes: float, traced: bool, out: Path) -> Result:
         "--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(connector),
     ]  # fmt: skip
     if traced:
-        command = [sys.executable, "-m", "kvtrace", "run", "-o", str(run), "--", *command]
-    env = {**vllm_env(), "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "WARNING"}
+        command = [sys.executable, "-m", "kvtrace", "run", "-o", str(out / "run"), "--", *command]
+    env = {**vllm_env(), **_GIVE_BACK, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "WARNING"}
     with (out / "server.log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=out)
-        server, traffic = VllmServer(process, port), Traffic(port)
         try:
-            server.wait_until_ready(_START_SECONDS)
-            traffic.start()
-            try:
-                time.sleep(min(60.0, 12 * minutes))  # what is made once is made
-                samples, names = watched(server, 60 * minutes)
-            finally:
-                traffic.stop()
+            yield VllmServer(process, port)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -342,27 +364,48 @@ def soak(minutes: float, traced: bool, out: Path) -> Result:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-    wrong = [*traffic.failed[:5], *(not_exact(run, traffic.sent) if traced else [])]
-    grown = {pid: growth(of) for pid, of in samples.items()}
-    return Result(minutes, traced, traffic, names, grown, {pid: of[-1] for pid, of in samples.items()}, wrong)
+
+
+def soak(minutes: float, out: Path) -> Result:
+    """Raises RuntimeError: a server did not start, or ended by itself."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(served(out / name, name == "traced")) for name in SIDES]
+        for server in servers:
+            server.wait_until_ready(_START_SECONDS)
+        traffic = [Traffic(server.port) for server in servers]
+        for one in traffic:
+            stack.callback(one.stop)
+            one.start()
+        until = time.monotonic() + _WARM_SECONDS
+        while min(len(one.sent) for one in traffic) < PROMPTS:
+            if time.monotonic() > until:
+                raise RuntimeError(f"a server was sent fewer than {PROMPTS} requests in {_WARM_SECONDS} s")
+            time.sleep(_EVERY)
+        samples = watched(servers, 60 * minutes)
+    ours, other = traffic
+    wrong = [*ours.failed[:5], *other.failed[:5], *not_exact(out / SIDES[0] / "run", ours.sent)]
+    grown, untraced = ({name: growth(of) for name, of in side.items()} for side in samples)
+    last = {name: of[-1] for name, of in samples[0].items()}
+    return Result(minutes, list(ours.sent.values()), ours.clients, last, grown, untraced, wrong)
 
 
 def page(result: Result) -> str:
     """The processes as Markdown."""
-    how = "" if result.traced else " --untraced"
     lines = [
         "# Soak", "",
-        f"Made by `python scripts/soak.py --minutes {result.minutes:g}{how}`: a `vllm serve` under clients "
-        "that come, go and break off. Each",
-        "process at the end, and by how much the median of the last third is above that of the first.", "",
-        "| process | memory, MiB | grown | descriptors | grown | threads | grown |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        f"Made by `python scripts/soak.py --minutes {result.minutes:g}`: a `vllm serve` under clients that "
+        "come, go and break off. Each",
+        "process at the end, by how much the median of the last third is above that of the first, and the "
+        "same of an",
+        "untraced server beside it.", "",
+        "| process | memory, MiB | grown | untraced | descriptors | grown | threads | grown |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
-    for pid, grown in result.grown.items():
-        end = result.last[pid]
+    for name, grown in result.grown.items():
+        end, other = result.last[name], result.untraced.get(name)
+        beside = "" if other is None else f"{other.memory / 1024:+.1f}"
         lines.append(
-            f"| {result.names[pid].rpartition(' ')[0]} | {end.memory / 1024:.1f} "
-            f"| {grown.memory / 1024:+.1f} "
+            f"| {name} | {end.memory / 1024:.1f} | {grown.memory / 1024:+.1f} | {beside} "
             f"| {end.descriptors} | {grown.descriptors:+d} | {end.threads} | {grown.threads:+d} |"
         )
     return "\n".join([*lines, "", f"`{result.line()}`", ""])
@@ -371,19 +414,18 @@ def page(result: Result) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--untraced", action="store_true", help="the same without kvtrace")
-    parser.add_argument("--out", type=Path, help="where the run, the store and the log are kept")
+    parser.add_argument("--out", type=Path, help="where the runs, the stores and the logs are kept")
     parser.add_argument("--page", type=Path, help="write the table there, as Markdown")
     given = parser.parse_args()
     CACHE.mkdir(exist_ok=True)
     out = given.out or Path(tempfile.mkdtemp(prefix="soak-", dir=CACHE))
     out = out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
     try:
-        result = soak(given.minutes, not given.untraced, out)
+        result = soak(given.minutes, out)
     except RuntimeError as error:
-        log = (out / "server.log").read_text(encoding="utf-8", errors="replace")
-        print(f"{log[-3000:]}\nsoak.py: {error}", file=sys.stderr)
+        for log in sorted(out.glob("*/server.log")):
+            print(log.read_text(encoding="utf-8", errors="replace")[-2000:], file=sys.stderr)
+        print(f"soak.py: {error}", file=sys.stderr)
         return 2
     finally:
         if given.out is None:
@@ -392,7 +434,7 @@ def main() -> int:
     if given.page:
         given.page.write_text(text, encoding="utf-8")
     print(text)
-    problems = [*not_flat(result.names, result.grown), *result.wrong]
+    problems = [*not_flat(result.grown, result.untraced), *result.wrong]
     for line in problems[:20]:
         print(f"soak.py: {line}", file=sys.stderr)
     print(result.line())

@@ -5,8 +5,8 @@
  *
  *   Store   one spool. The head of a record is stored last: a record with a head is a whole one, so a killed
  *           process loses nothing. No write a step, no pack, no lock: the GIL is held for the whole record.
- *   Call    what a hook's or an op's wrapper calls twice. At the begin it reads the clock, unless something else
- *           than the plain way is wanted; at the end it reads the clock and adds the record.
+ *   Call    what a hook's or an op's wrapper calls twice. `begin` reads the clock, unless something else than the
+ *           plain way is wanted; `end` reads the clock and adds the record.
  *
  * What a Call must know of a step stands in Python objects with __slots__, and is read there by its offset.
  *
@@ -52,6 +52,7 @@ enum {
     MOST_NESTED = 32, /* hooks that call hooks, in one thread */
     MOST_SWITCHES = 4, /* of one hook */
     MOST_GROUPS = 64, /* hooks and ops of one quiet step */
+    KNOWN = 64, /* layers of a hook or an op that are found by their address */
 };
 
 typedef struct { int64_t word[WORDS]; } Record;
@@ -500,8 +501,8 @@ static PyTypeObject StoreType = {
 
 /* --- a call ---------------------------------------------------------------------------------------- */
 
-/* An attribute of a Python object that stands in one of its class's __slots__. */
-typedef struct { PyObject *holder; Py_ssize_t at; } Slot;
+/* An attribute of a Python object that stands in one of its class's __slots__, and the integer last seen there. */
+typedef struct { PyObject *holder; Py_ssize_t at; PyObject *seen; int64_t word; } Slot;
 
 /* Borrowed; NULL: unset. */
 static inline PyObject *held(const Slot *slot) { return *(PyObject **)((char *)slot->holder + slot->at); }
@@ -515,35 +516,41 @@ static int find_slot(Slot *slot, PyObject *holder, PyObject *name) {
         PyErr_Format(PyExc_TypeError, "%U is no slot of %R", name, Py_TYPE(holder));
         return -1;
     }
-    Py_INCREF(holder);
-    slot->holder = holder;
-    slot->at = member->offset;
+    slot->holder = Py_NewRef(holder); slot->at = member->offset;
     return 0;
 }
 
-static inline int held_word(const Slot *slot, int64_t *word) {
-    PyObject *value = held(slot);
+static int look_again(Slot *slot, PyObject *value, int64_t *word) {
     int over = 0;
     if (value == NULL || !PyLong_Check(value)) return -1;
-    *word = PyLong_AsLongLongAndOverflow(value, &over);
+    *word = slot->word = PyLong_AsLongLongAndOverflow(value, &over);
+    Py_XSETREF(slot->seen, over ? NULL : Py_NewRef(value));
     return over;
+}
+
+static inline int held_word(Slot *slot, int64_t *word) {
+    PyObject *value = held(slot);
+    *word = slot->word;
+    return value != NULL && value == slot->seen ? 0 : look_again(slot, value, word);
 }
 
 /* Slots of a Call: what a record says (without holder: -1), of a hook which op runs next, and of that op; then the
  * switches, which are all None where a call goes the plain way. */
 enum { STEP, BOUND_SLOTS, BOUND_ENTRIES, HOOKED, MODE, DIRECT_DEPTH, SWITCHES, SLOTS = SWITCHES + MOST_SWITCHES };
 
+typedef struct { PyObject *name; int64_t id; unsigned generation; } Layer;
+
 typedef struct {
     PyObject_HEAD
-    vectorcallfunc call;
     PyObject *agent, *threads, *ids; /* the Agent; its dict of threads, and of layers (NULL: no layer) */
     Slot slot[SLOTS];
     int64_t head, direct, skip, modes;
     int switched; /* how many switches there are */
+    Layer known[KNOWN];
 } Call;
 
-/* The begin of a call: a small integer for its end; None, where it goes another way. */
-static PyObject *begin(const Call *c) {
+/* call.begin(): a small integer for the call's end; None, where it goes another way. */
+static PyObject *Call_begin(Call *c, PyObject *const *args, Py_ssize_t nargs) {
     for (int n = 0; n < c->switched; n++)
         if (held(c->slot + SWITCHES + n) != Py_None) Py_RETURN_NONE;
     Thread *t = &mine;
@@ -553,20 +560,15 @@ static PyObject *begin(const Call *c) {
     return PyLong_FromLong((long)at);
 }
 
-static int64_t ended(PyObject *token, int64_t *t0) {
+static inline int ended(Thread *t, PyObject *token, int64_t *t0) {
     long at = PyLong_AsLong(token);
-    if (at < 0 || at >= MOST_NESTED) {
-        PyErr_Clear();
-        return -1;
-    }
-    mine.depth = (unsigned)at;
-    *t0 = mine.begun[at];
+    if (at < 0 || at >= MOST_NESTED) return -1;
+    t->depth = (unsigned)at; *t0 = t->begun[at];
     return 0;
 }
 
 /* The calling thread's index, shifted; asked for once in each spool. */
-static int thread_index(Call *c, int64_t *index) {
-    Thread *t = &mine;
+static inline int thread_index(Call *c, Thread *t, int64_t *index) {
     if (__builtin_expect(t->generation != generation, 0)) {
         unsigned asked = generation;
         int64_t word = -1;
@@ -594,9 +596,19 @@ static int note(Call *c, const int64_t *w) {
     return done == NULL ? -1 : 0;
 }
 
-static int layer_id(const Call *c, PyObject *layer, int64_t *id) {
-    PyObject *found = PyDict_GetItemWithError(c->ids, layer);
-    return found == NULL ? -1 : word_of(found, id);
+/* The id of a layer. By its address where it was asked for in this spool: names are the same objects each time. */
+static int layer_id(Call *c, PyObject *layer, int64_t *id) {
+    Layer *known = c->known + ((uintptr_t)layer >> 4 ^ (uintptr_t)layer >> 10) % KNOWN;
+    if (known->name != layer || known->generation != generation) {
+        unsigned asked = generation;
+        PyObject *found = PyDict_GetItemWithError(c->ids, layer);
+        if (found == NULL || word_of(found, id)) return -1;
+        if (!PyUnicode_CheckExact(layer)) return 0;
+        known->id = *id; known->generation = asked;
+        Py_XSETREF(known->name, Py_NewRef(layer));
+    }
+    *id = known->id;
+    return 0;
 }
 
 static void set_hooked(Call *c, PyObject *layer) {
@@ -604,13 +616,11 @@ static void set_hooked(Call *c, PyObject *layer) {
     Py_XSETREF(*at, Py_NewRef(layer));
 }
 
-/* call(), then call(token[, layer]), of a hook. */
-static PyObject *hook_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names) {
-    Call *c = (Call *)self;
-    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-    if (nargs == 0) return begin(c);
+/* call.end(token[, layer]), of a hook. */
+static PyObject *hook_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
+    Thread *t = &mine;
     int64_t w[WORDS] = {0, 0, now(), 0, 0, -1, -1, 0}, index;
-    if (nargs != (c->ids == NULL ? 1 : 2) || ended(args[0], w + 1) || thread_index(c, &index) ||
+    if (nargs != (c->ids == NULL ? 1 : 2) || ended(t, args[0], w + 1) || thread_index(c, t, &index) ||
         held_word(c->slot + STEP, w + 3) || (c->ids != NULL && layer_id(c, args[1], w + 4)) ||
         (c->slot[BOUND_SLOTS].holder != NULL && held_word(c->slot + BOUND_SLOTS, w + 5)) ||
         (c->slot[BOUND_ENTRIES].holder != NULL && held_word(c->slot + BOUND_ENTRIES, w + 6)))
@@ -626,14 +636,12 @@ otherwise:
 
 static PyObject *string_size, *string_value, *number_zero;
 
-/* call(), then call(token, layer name, rows or None), of an op. */
-static PyObject *op_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names) {
-    Call *c = (Call *)self;
-    Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-    if (nargs == 0) return begin(c);
+/* call.end(token, layer name, rows or None), of an op. */
+static PyObject *op_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
+    Thread *t = &mine;
     int64_t w[WORDS] = {0, 0, now(), 0, 0, -1, 0, c->skip}, index, depth;
     PyObject *layer = NULL, *hooked = c->slot[HOOKED].holder == NULL ? NULL : held(c->slot + HOOKED);
-    if (nargs != 3 || ended(args[0], w + 1) || thread_index(c, &index) || held_word(c->slot + STEP, w + 3) ||
+    if (nargs != 3 || ended(t, args[0], w + 1) || thread_index(c, t, &index) || held_word(c->slot + STEP, w + 3) ||
         w[3] == 0 || held_word(c->slot + MODE, w + 6) || w[6] < 0 || w[6] >= c->modes ||
         held_word(c->slot + DIRECT_DEPTH, &depth))
         goto otherwise;
@@ -660,6 +668,10 @@ otherwise:
     Py_RETURN_FALSE;
 }
 
+static PyObject *Call_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
+    return c->modes < 0 ? hook_end(c, args, nargs) : op_end(c, args, nargs);
+}
+
 static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keys[] = {"agent", "side", "head", "threads", "switches", "ids", "slots", "entries", "hooked",
         "direct", "skip", "modes", NULL};
@@ -676,7 +688,7 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     }
     Call *c = (Call *)type->tp_alloc(type, 0);
     if (c == NULL) return NULL;
-    c->call = of_op ? op_call : hook_call; c->head = head; c->direct = direct; c->skip = skip; c->modes = modes;
+    c->head = head; c->direct = direct; c->skip = skip; c->modes = modes;
     c->agent = Py_NewRef(agent); c->threads = Py_NewRef(threads);
     c->ids = ids == Py_None ? NULL : Py_NewRef(ids);
     PyObject *row = Py_BuildValue(
@@ -695,40 +707,42 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 }
 
 static int Call_traverse(Call *c, visitproc visit, void *arg) {
-    Py_VISIT(c->agent);
-    Py_VISIT(c->threads);
-    Py_VISIT(c->ids);
+    Py_VISIT(c->agent); Py_VISIT(c->threads); Py_VISIT(c->ids);
     for (int n = 0; n < SLOTS; n++) Py_VISIT(c->slot[n].holder);
     return 0;
 }
 
 static void Call_dealloc(Call *c) {
     PyObject_GC_UnTrack(c);
-    for (int n = 0; n < SLOTS; n++) Py_CLEAR(c->slot[n].holder);
-    Py_XDECREF(c->agent);
-    Py_XDECREF(c->threads);
-    Py_XDECREF(c->ids);
+    for (int n = 0; n < SLOTS; n++) { Py_CLEAR(c->slot[n].holder); Py_CLEAR(c->slot[n].seen); }
+    for (int n = 0; n < KNOWN; n++) Py_CLEAR(c->known[n].name);
+    Py_XDECREF(c->agent); Py_XDECREF(c->threads); Py_XDECREF(c->ids);
     Py_TYPE(c)->tp_free((PyObject *)c);
 }
+
+static PyMethodDef call_methods[] = {
+    {"begin", (PyCFunction)(void (*)(void))Call_begin, METH_FASTCALL,
+        "begin(): a token; None, and no clock, where one of the switches is not None."},
+    {"end", (PyCFunction)(void (*)(void))Call_end, METH_FASTCALL,
+        "end(token), end(token, layer), of an op end(token, layer, rows): adds the record.\n\n"
+        "False where that is for the caller: a layer that is not known yet, an unusual op."},
+    {NULL},
+};
 
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kvtrace.trace._recorder.Call",
     .tp_doc = "Call(agent, side, head, threads, switches, ids=None, slots=None, entries=None, hooked=None,\n"
-              "direct=0, skip=0, modes=-1): call() at the begin of a hook's or an op's call gives a token; None,\n"
-              "and no clock, where one of the switches (object, name of a slot) is not None. At the end\n"
-              "call(token), call(token, layer), or of an op (where modes is given) call(token, layer, rows) adds\n"
-              "the record. False where that is for the caller: a layer that is not known yet, an unusual op.",
-    .tp_basicsize = sizeof(Call),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, .tp_new = Call_new,
-    .tp_dealloc = (destructor)Call_dealloc, .tp_traverse = (traverseproc)Call_traverse,
-    .tp_vectorcall_offset = offsetof(Call, call), .tp_call = PyVectorcall_Call,
+              "direct=0, skip=0, modes=-1): the calls of a hook or, where modes is given, of an op. A switch is\n"
+              "an object and the name of a slot.",
+    .tp_basicsize = sizeof(Call), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = Call_new,
+    .tp_dealloc = (destructor)Call_dealloc, .tp_traverse = (traverseproc)Call_traverse, .tp_methods = call_methods,
 };
 
 /* --- the module ---------------------------------------------------------------------------------------- */
 
 static PyObject *begun(PyObject *module, PyObject *token) {
     int64_t t0;
-    if (ended(token, &t0)) {
+    if (ended(&mine, token, &t0)) {
         PyErr_SetString(PyExc_ValueError, "no token of a Call");
         return NULL;
     }
@@ -754,30 +768,14 @@ static PyMethodDef methods[] = {
 };
 
 static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    "_recorder",
-    "The recorder in C: spools that are mapped.",
-    -1,
-    methods,
+    PyModuleDef_HEAD_INIT, "_recorder", "The recorder in C: spools that are mapped.", -1, methods,
 };
 
-static const struct {
-    const char *name;
-    int value;
-} constants[] = {
-    {"RECORD_SIZE", RECORD},
-    {"WINDOW", WINDOW},
-    {"WINDOW_FULL", WINDOW - KEPT_BACK - 1},
-    {"HOOK", KIND_HOOK},
-    {"OP", KIND_OP},
-    {"EXEC", KIND_EXEC},
-    {"TRAILER", KIND_TRAILER},
-    {"SEAL", KIND_SEAL},
-    {"SIZE_LIMIT", STOP_SIZE_LIMIT},
-    {"WRITE_FAILED", STOP_WRITE_FAILED},
-    {"DESCRIPTOR_LOST", STOP_DESCRIPTOR_LOST},
-    {"RAISED", FLAG_RAISED},
-    {"NO_METADATA", FLAG_NO_METADATA},
+static const struct { const char *name; int value; } constants[] = {
+    {"RECORD_SIZE", RECORD}, {"WINDOW", WINDOW}, {"WINDOW_FULL", WINDOW - KEPT_BACK - 1}, {"HOOK", KIND_HOOK},
+    {"OP", KIND_OP}, {"EXEC", KIND_EXEC}, {"TRAILER", KIND_TRAILER}, {"SEAL", KIND_SEAL},
+    {"SIZE_LIMIT", STOP_SIZE_LIMIT}, {"WRITE_FAILED", STOP_WRITE_FAILED},
+    {"DESCRIPTOR_LOST", STOP_DESCRIPTOR_LOST}, {"RAISED", FLAG_RAISED}, {"NO_METADATA", FLAG_NO_METADATA},
 };
 
 PyMODINIT_FUNC PyInit__recorder(void) {

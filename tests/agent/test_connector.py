@@ -15,6 +15,7 @@ from kvtrace.trace.format import Fact, Flag, Kind, Role
 from kvtrace.trace.rows import code, detail, flags, kind
 
 from . import fakes
+from .conftest import recording
 
 pytestmark = pytest.mark.usefixtures("each_recorder")
 
@@ -324,3 +325,16 @@ def test_an_agent_that_fails_says_so_and_the_connector_works(trace, monkeypatch)
     errors = trace.facts(Fact.AGENT_ERROR)
     assert errors and "ZeroDivisionError" in errors[0]["error"]
     assert errors[-1]["error"] == "turned off"
+
+
+def test_a_layer_has_its_id_of_each_spool(tmp_path):
+    """Ids are given anew in each: what a wrapper knew of the last one is wrong there."""
+    connector = None
+    for order in (["layer.0", "layer.1"], ["layer.1", "layer.0"], ["other", "layer.0", "layer.1"]):
+        with recording(tmp_path / "-".join(order)) as trace:
+            connector = connector or traced(fakes.Storing(), Role.WORKER, "Storing")
+            for layer in order * 2:
+                connector.save_kv_layer(layer, "kv", None)
+            names = trace.read()[0].names
+            rows = hook_rows(trace, "save_kv_layer")
+            assert [names[row[4]] for row in rows.tolist()] == order * 2

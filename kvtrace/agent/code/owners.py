@@ -11,6 +11,8 @@ import os
 import sys
 from typing import Any
 
+from kvtrace.agent.code.attributes import attributes
+
 _FOREIGN = {"builtins", "torch", "numpy", "vllm", "kvtrace", "safetensors"}
 _BUNDLED = ("kv_transfer", "kv_offload", "kv_connector")
 BASES = ("kv_connector/v1/base.py", "kv_connector/base.py")
@@ -111,7 +113,7 @@ def index_of(filename: str) -> int:
 
 def _held(connector: Any) -> list[Any]:
     found: list[Any] = []
-    for value in list(vars(connector).values()) if hasattr(connector, "__dict__") else ():
+    for value in attributes(connector).values():
         found.extend(value[:16] if isinstance(value, (list, tuple)) else (value,))
     return found
 

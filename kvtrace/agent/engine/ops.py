@@ -56,14 +56,14 @@ def _kvt_wrapper({parameters}):
 # The same where the recorder in C is there.
 _COMPILED = """
 def _kvt_wrapper({parameters}):
-{guard}    _kvt_at = _kvt_call()
+{guard}    _kvt_at = _kvt_begin()
     try:
         _kvt_result = _kvt_body({arguments})
     except BaseException as _kvt_error:
         _kvt_done(_kvt_begun(_kvt_at), _kvt_clock(), layer_name, {rows}, _kvt_raised)
         _kvt_step_out(_kvt_error)
         raise
-    if not _kvt_call(_kvt_at, layer_name, {rows}):
+    if not _kvt_end(_kvt_at, layer_name, {rows}):
         _kvt_done(_kvt_begun(_kvt_at), _kvt_clock(), layer_name, {rows}, 0)
     return _kvt_result
 """
@@ -158,10 +158,11 @@ def traced_body(body: Callable[..., Any], *, calls_hook: bool) -> Callable[..., 
     skip = int(Skip.HOOKED if calls_hook else Skip.NOT_A_HOOK_SITE)
     if AGENT.compiled is not None:
         names["_kvt_begun"] = AGENT.compiled.begun
-        names["_kvt_call"] = AGENT.compiled.Call(
+        compiled = AGENT.compiled.Call(
             AGENT, AGENT.worker, made.dispatched, AGENT.threads, (), AGENT.ids, direct=made.direct, skip=skip,
             hooked="hooked_layer" if calls_hook else None, modes=graphs.FULL,
         )  # fmt: skip
+        names |= {"_kvt_begin": compiled.begin, "_kvt_end": compiled.end}
         template = _COMPILED
     for field, text in {
         "guard": "" if _opaque_platform() else _COMPILE_GUARD,

@@ -9,6 +9,7 @@ import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from kvtrace.agent.code.attributes import attributes
 from kvtrace.agent.facts.describe import get
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import UNIT_NAME, Connector
@@ -113,7 +114,7 @@ _HANDS_ON = _IDLE_OPS | {"PUSH_NULL", "PRECALL", "CACHE"}
 
 def answers_alike(instance: Any, name: str) -> bool:
     """Whether a method returns a constant, by itself or by a method of what the instance holds that it hands
-    its arguments on to. Looks at byte code and at ``__dict__``, and calls nothing."""
+    its arguments on to. Looks at byte code and attributes, and calls nothing."""
     for _ in range(_MOST_HANDED_ON):
         function = getattr(type(instance), name, None)
         if not isinstance(function, FunctionType):
@@ -125,7 +126,7 @@ def answers_alike(instance: Any, name: str) -> bool:
         if not way or _first_local(steps) != function.__code__.co_varnames[0]:
             return False
         for part in way[:-1]:
-            instance = instance.__dict__.get(part) if hasattr(instance, "__dict__") else None
+            instance = attributes(instance).get(part)
         name = way[-1]
     return False
 
@@ -155,8 +156,7 @@ def _integers(connector: Any) -> dict[str, int]:
     holds: ``{"_block_size": 128, "_lmcache_engine._lmcache_chunk_size": 256}``;
     then constants of its module."""
     found = dict(_own_integers(connector))
-    held = list(vars(connector).items()) if hasattr(connector, "__dict__") else []
-    for name, value in held:
+    for name, value in attributes(connector).items():
         if _may_hold_a_unit(value):
             found.update((f"{name}.{inner}", number) for inner, number in _own_integers(value))
         if len(found) >= _MAX_INTS:
@@ -173,13 +173,13 @@ def _constants(cls: type) -> list[tuple[str, int]]:
 
 
 def _own_integers(value: Any) -> list[tuple[str, int]]:
-    attributes = list(vars(value).items()) if hasattr(value, "__dict__") else []
-    return [(name, number) for name, number in attributes if type(number) is int and 1 < number < 1 << 31]
+    found = attributes(value).items()
+    return [(name, number) for name, number in found if type(number) is int and 1 < number < 1 << 31]
 
 
 def _may_hold_a_unit(value: Any) -> bool:
     """A part of the connector: never vLLM's configuration, torch's objects or the library's."""
-    if isinstance(value, (type, ModuleType, FunctionType)) or not hasattr(value, "__dict__"):
+    if isinstance(value, (type, ModuleType, FunctionType)):
         return False
     module = type(value).__module__
     package = module.partition(".")[0]

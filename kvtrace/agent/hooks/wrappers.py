@@ -48,7 +48,7 @@ def _kvt_wrapper({parameters}):
 # is left to the wrapper above.
 _COMPILED = """
 def _kvt_wrapper({parameters}):
-    _kvt_at = _kvt_call()
+    _kvt_at = _kvt_begin()
     try:
         if _kvt_at is None:
             return _kvt_otherwise({arguments})
@@ -58,7 +58,7 @@ def _kvt_wrapper({parameters}):
             _kvt_raised({layer}, _kvt_begun(_kvt_at), _kvt_error)
         _kvt_step_out(_kvt_error)
         raise
-    if _kvt_call({told}):
+    if _kvt_end({told}):
         return _kvt_result
     _kvt_t0, _kvt_t1 = _kvt_begun(_kvt_at), _kvt_clock()
     _kvt_record({seen})
@@ -209,7 +209,8 @@ def _generated(
     compiled = _compiled_call(hooked, passed, point)
     if compiled is None:
         return made
-    names |= {"_kvt_call": compiled, "_kvt_begun": AGENT.compiled.begun, "_kvt_otherwise": made}
+    names |= {"_kvt_begin": compiled.begin, "_kvt_end": compiled.end}
+    names |= {"_kvt_begun": AGENT.compiled.begun, "_kvt_otherwise": made}
     source = _source(hooked, signature, needed, point, _COMPILED)
     faster = generate(function, source, names, needs=tuple(needed))
     if faster is not None:
