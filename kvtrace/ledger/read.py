@@ -15,13 +15,13 @@ import pandas as pd
 from kvtrace.ledger import device, reported
 from kvtrace.ledger.beginnings import in_common
 from kvtrace.ledger.children import children, outermost
-from kvtrace.ledger.contents.compare import compare
-from kvtrace.ledger.contents.loads import with_contents
+from kvtrace.ledger.contents.compare import Contents, compare
 from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.contents.unwritten import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unfinished
-from kvtrace.ledger.loads.book import balance, follow
+from kvtrace.ledger.loads.accepted import Accepted
+from kvtrace.ledger.loads.book import ask, balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
@@ -145,18 +145,18 @@ def _books(
     async_saves = settle(requests, who.engines, watched)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests), asked.add)
     engines = _all_counted(who.engines, requests, found.unreadable, implied, coverage)
-    loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
-    prints, places = printed(engines, scans, requests, loaded), _places(scans, requests)
-    contents = compare(prints, requests, places, _written(engines, watched))
-    swallowed = reported.swallowed(scans)
-    followed = with_contents(loaded, contents, engines, requests, reported.caught_in_loading(swallowed))
+    wanted, accepted = ask(requests, engines)
+    contents = _contents(scans, engines, requests, accepted, watched)
+    slots = {key: one.slots for key, one in watched.items()}
+    arrived = follow(accepted, engines, scans, executed, slots, contents)
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
-        unfinished={save.request: save.unfinished for save in async_saves}, swallowed=swallowed,
-        unknown=Steps(implied.unknown | cut_off(requests)), given_away=reported.given_away(scans),
+        unfinished={save.request: save.unfinished for save in async_saves},
+        unknown=Steps(implied.unknown | cut_off(requests)),
+        swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
     )  # fmt: skip
-    saves = assign(requests, engines, evidence, followed, asked.watch, [part.of(requests) for part in parts])
-    loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
+    saves = assign(requests, engines, evidence, arrived, asked.watch, [part.of(requests) for part in parts])
+    loads, loads_sum = balance(wanted, arrived, requests, engines, scans, [of.saved for of in saves.requests])
     run = Run(
         directory=run_dir,
         run=files[0],
@@ -215,8 +215,15 @@ def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
     return replace(found, requests=requests)
 
 
-def _places(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Places:
-    return Places([one for of_engine in given_blocks(scans, requests).values() for one in of_engine])
+def _contents(
+    scans: Sequence[SpoolScan], engines: Sequence[Engine], requests: Sequence[Request],
+    accepted: Sequence[Accepted], watched: Mapping[tuple[int, str], Watched],
+) -> Contents:  # fmt: skip
+    """What stood in the blocks of the accepted loads."""
+    positions = {one.asked.request: one.asked.positions for one in accepted}
+    given = [one for of_engine in given_blocks(scans, requests).values() for one in of_engine]
+    prints = printed(engines, scans, requests, positions)
+    return compare(prints, requests, Places(given), _written(engines, watched))
 
 
 def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]) -> dict[int, int]:

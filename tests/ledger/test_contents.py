@@ -3,6 +3,7 @@ where nothing else can be."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -12,11 +13,10 @@ from synth import Chunk, Entry, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
-from kvtrace.ledger.contents.compare import Contents, Wrong
-from kvtrace.ledger.contents.loads import with_contents
+from kvtrace.ledger.contents.compare import Wrong
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.loads.decide import By, Gathered, InPair, LoadContents, Sign, judge, signs
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk as Computed
 from kvtrace.ledger.requests import Request
@@ -416,15 +416,17 @@ def test_wrong_kv_in_a_load_that_lost_a_layer_counts_as_wrong(
     block: tuple[int, int], unlike: bool, pairs: int, wrong: int
 ) -> None:
     """Everything that was wrong in it was dropped, and counted as loaded."""
-    lost = {((32, 64, LoadEnd.PARTLY),): 0b10}
-    load = LoadOf(
-        0, "a", 0, 64, 2, accepted=64, lost=lost, ends={LoadEnd.LOADED: 96, LoadEnd.PARTLY: 32}, measured=True
-    )
+    missing = signs([(32, 64)], Sign(By.SLOT, LoadEnd.PARTLY))
+    gathered = Gathered({InPair((), True): 0b01, InPair(missing, True): 0b10})
     found = Wrong(*block, pairs, "why", of=0b11, unlike=unlike)
     engine = Engine(0, 1, "engine core", facts.Engine(block_size=32), None, pairs=2)
-    (judged,) = with_contents([load], Contents({0: [found]}), [engine], [Request("a", 0, 64, 64, 0)], {})
-    assert judged.ends.get(LoadEnd.WRONG, 0) == wrong
-    assert judged.ends[LoadEnd.PARTLY] == 32 and sum(judged.ends.values()) == 128
+    judged = judge((0, 64), gathered, LoadContents([found]), engine)
+    ends: Counter[LoadEnd] = Counter()
+    for parts, of in judged.lost.items():
+        for start, end, ended in parts:
+            ends[ended] += (end - start) * of.bit_count()
+    assert ends[LoadEnd.WRONG] == wrong
+    assert ends[LoadEnd.PARTLY] == 32 and ends.total() == 32 + wrong
 
 
 # --- what the report says ----------------------------------------------------------------------------
@@ -468,7 +470,7 @@ def request(*chunks: tuple[int, int, int], **more: int) -> Request:
 
 
 def test_the_origin_of_a_block() -> None:
-    load = LoadOf(0, "r", 1, 128, 3, local=32, accepted=40)
+    load = (32, 72)
     one = request((3, 72, 96), (4, 96, 128))
     seen = [origin_of(one, load, (at, at + 32), 3) for at in (0, 32, 64, 96)]
     assert seen == [Origin.OTHER, Origin.LOADED, Origin.OTHER, Origin.OTHER]

@@ -117,12 +117,12 @@ def change(spool: SpoolFile, how: Change) -> None:
     spool.data = kept
 
 
-def _is_read(words: Words) -> bool:
-    return rows.kind(words[0]) == Kind.SLOTS and bool(rows.flags(words[0]) & Flag.STORE)
+def _is_copy(words: Words) -> bool:
+    return rows.kind(words[0]) == Kind.SLOTS and bool(rows.flags(words[0]) & (Flag.STORE | Flag.LOAD))
 
 
 def _not_known_which(words: Words) -> Words:
-    """A read of slots, and not known which."""
+    """A copy of slots, and not known which."""
     return [*words[:4], 0, -1, -1, words[7]]
 
 
@@ -140,7 +140,7 @@ def limit(sim: Sim, kind: Limit, step: int = 0) -> None:
 
 def by_an_unknown_operation(sim: Sim, chance: Chance) -> None:
     calls = _some(sim, chance)
-    change(sim.workers[0], lambda w: _not_known_which(w) if _is_read(w) and w[7] in calls else w)
+    change(sim.workers[0], lambda w: _not_known_which(w) if _is_copy(w) and w[7] in calls else w)
     limit(sim, Limit.OPERATION)
 
 
@@ -149,7 +149,7 @@ def by_an_unknown_operation_for_an_unknown_step(sim: Sim, chance: Chance) -> Non
     calls = _some(sim, chance)
 
     def made(words: Words) -> Words:
-        if not _is_read(words) or words[7] not in calls or rows.code(words[0]):
+        if not _is_copy(words) or words[7] not in calls or rows.code(words[0]):
             return words
         return [*words[:3], 0, *_not_known_which(words)[4:]]
 
@@ -159,7 +159,7 @@ def by_an_unknown_operation_for_an_unknown_step(sim: Sim, chance: Chance) -> Non
 
 def in_one_layer(sim: Sim, chance: Chance) -> None:
     layer = sim.workers[0].name(chance.choice(sim.layer_names))
-    change(sim.workers[0], lambda w: _not_known_which(w) if _is_read(w) and w[2] == layer else w)
+    change(sim.workers[0], lambda w: _not_known_which(w) if _is_copy(w) and w[2] == layer else w)
     limit(sim, Limit.OPERATION)
 
 
@@ -181,7 +181,7 @@ def in_a_step_that_was_not_watched(sim: Sim, chance: Chance) -> None:
 
 def in_a_thread_that_is_not_followed(sim: Sim, chance: Chance) -> None:
     calls = _some(sim, chance)
-    change(sim.workers[0], lambda w: None if _is_read(w) and w[7] in calls else w)
+    change(sim.workers[0], lambda w: None if _is_copy(w) and w[7] in calls else w)
     limit(sim, chance.choice([Limit.THREAD, Limit.NATIVE]))
 
 

@@ -32,8 +32,6 @@ from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
 from kvtrace.words import plural
 
-_MOST_SAID = 3
-
 
 @dataclass(frozen=True)
 class Wrong:
@@ -375,8 +373,3 @@ def _offered(request: Request) -> int:
     """The first tokens of which the connector said that it has them, or the GPU does."""
     lookup = request.looked_up
     return lookup.local + max(0, lookup.answer or 0) if lookup else 0
-
-
-def reasons(wrong: Iterable[Wrong]) -> list[str]:
-    """A few of the reasons, each once."""
-    return list(dict.fromkeys(one.why for one in sorted(wrong, key=lambda one: one.start)))[:_MOST_SAID]

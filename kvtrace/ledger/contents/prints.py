@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from kvtrace.ledger.intervals import intersect, length, union
-from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.intervals import Interval, intersect, length, union
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan
@@ -103,10 +102,10 @@ def printed(
     engines: Sequence[Engine],
     scans: Sequence[SpoolScan],
     requests: Sequence[Request],
-    loads: Sequence[LoadOf],
+    accepted: Mapping[int, Interval],
 ) -> list[Printed]:
-    """Every worker's blocks."""
-    load_of = {load.request: load for load in loads}
+    """Every worker's blocks. ``accepted``: rows of requests -> positions that the scheduler accepted from the
+    connector."""
     by_name = {scan.name: scan for scan in scans}
     by_id: dict[tuple[int, str], list[int]] = defaultdict(list)
     for row, request in enumerate(requests):
@@ -117,8 +116,8 @@ def printed(
         for worker in engine.workers:
             scan = by_name[worker.spool]
             source = _Source(engine, scan, by_id, requests)
-            blocks = _blocks(source, scan.prints, load_of)
-            again = _blocks(source, scan.reprints, load_of)
+            blocks = _blocks(source, scan.prints, accepted)
+            again = _blocks(source, scan.reprints, accepted)
             for group, of_group in blocks.items():
                 shape, pairs = _shape(engine, worker, group)
                 whole, later = _whole(engine, group), again.get(group, ())
@@ -153,7 +152,7 @@ def _shape(engine: Engine, worker: Worker, group: int) -> tuple[Shape, int]:
     return Shape(rank, engine.facts.tp or 1, of_group.block_size or 0, layers), pairs
 
 
-def _blocks(source: _Source, records: Records, loads: Mapping[int, LoadOf]) -> dict[int, list[Block]]:
+def _blocks(source: _Source, records: Records, accepted: Mapping[int, Interval]) -> dict[int, list[Block]]:
     """By KV cache group. ``records``: PRINTS, or REPRINTS, which have the same columns."""
     engine, requests = source.engine, source.requests
     found: dict[int, list[Block]] = defaultdict(list)
@@ -167,7 +166,7 @@ def _blocks(source: _Source, records: Records, loads: Mapping[int, LoadOf]) -> d
         for place, value in _values(record):
             start, end = place * size, (place + 1) * size
             if 0 < end <= requests[row].prompt:
-                origin = origin_of(requests[row], loads.get(row), (start, end), record.step)
+                origin = origin_of(requests[row], accepted.get(row), (start, end), record.step)
                 found[group].append(Block(row, start, end, record.step, value, origin))
     for blocks in found.values():
         blocks.sort(key=lambda block: block.step)
@@ -218,7 +217,7 @@ def _values(record: rows.BlockPrints) -> Iterator[tuple[int, int]]:
     return ((record.first + at, value) for at, value in enumerate(four) if value)
 
 
-def origin_of(request: Request, load: LoadOf | None, block: tuple[int, int], step: int) -> Origin:
+def origin_of(request: Request, accepted: Interval | None, block: Interval, step: int) -> Origin:
     """Where the KV of a block of a request came from, at the end of ``step``."""
     start, end = block
     if request.preemptions > 1 or (request.preempt_step and step >= request.preempt_step):
@@ -228,6 +227,6 @@ def origin_of(request: Request, load: LoadOf | None, block: tuple[int, int], ste
     if length(intersect([block], computed)) == end - start:
         return Origin.COMPUTED
     # What is computed after all was loaded in vain: the load failed.
-    if here or load is None or not load.local <= start < end <= load.local + load.accepted:
+    if here or accepted is None or not accepted[0] <= start < end <= accepted[1]:
         return Origin.OTHER
     return Origin.LOADED

@@ -4,7 +4,7 @@ Total: the prompt tokens of every request that a scheduler with a connector let 
 ends at one :class:`~kvtrace.ledger.ends.LoadEnd`. A request is looked at in its first admission: what is
 loaded again after a preemption was computed once already.
 
-Comes in: lookups, accepted loads, slots that were written.
-Goes out: one outcome a prompt token and pair.
+Comes in: lookups, accepted loads, slots that were written, what their blocks held.
+Goes out: one outcome a prompt token and pair, decided once.
 May not: take an accepted load for one that arrived where it was seen not to.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,10 +15,10 @@ from kvtrace.ledger.loads.outcome import (
     SKIPS_CACHE,
     SUB_BLOCK,
     UNEXPLAINED,
-    LoadOf,
+    AskedLoad,
 )
 from kvtrace.ledger.model import Engine
-from kvtrace.ledger.requests import Lookup, Request
+from kvtrace.ledger.requests import Lookup, Request, Transfer
 from kvtrace.ledger.values import replace
 
 _WINDOW = 64
@@ -28,134 +27,117 @@ _WINDOW = 64
 
 @dataclass(frozen=True)
 class Accepted:
-    """A load that the scheduler accepted. ``t``: when the lookup began; ``allocated_t``: when its blocks
-    were allocated, else the same."""
+    """A load that the scheduler accepted."""
 
-    load: LoadOf
+    asked: AskedLoad
     request: Request
-    t: int
-    allocated_t: int
 
     @property
-    def positions(self) -> Interval:
-        return self.load.local, self.load.local + self.load.accepted
+    def t(self) -> int:
+        """When the lookup began."""
+        return self.request.looked_up.t if self.request.looked_up else 0
+
+    @property
+    def allocated_t(self) -> int:
+        """When its blocks were allocated, or else when the lookup began."""
+        return (self.request.looked_up.allocated_t if self.request.looked_up else 0) or self.t
 
     @cached_property
     def unnamed(self) -> list[Interval]:
         """Accepted positions that no load entry of the request names; none where the entries do not say."""
-        entries = [entry for entry in self.request.load_entries if entry.step >= self.load.step]
+        entries = [entry for entry in self.request.load_entries if entry.step >= self.asked.step]
         if not entries or any(entry.slots < 0 or entry.start < 0 for entry in entries):
             return []
-        return subtract([self.positions], union((one.start, one.start + one.slots) for one in entries))
+        named = union((one.start, one.start + one.slots) for one in entries)
+        return subtract([self.asked.positions], named)
+
+    @cached_property
+    def reports(self) -> list[Transfer]:
+        """Of its end, in the order of time."""
+        ended = (one for one in self.request.transfers if one.load and not one.begun)
+        return sorted((one for one in ended if one.t >= self.allocated_t), key=lambda one: one.t)
 
     def window(self) -> list[int]:
         """The steps in which an asynchronous load can have been started: those whose metadata names it;
         where none does, from the allocation until it was reported as finished. Empty: too many to tell."""
-        begin = self.load.step
+        begin = self.asked.step
         named = sorted({entry.step for entry in self.request.load_entries if entry.step >= begin})
         if named:
             return named
-        reported = [
-            one.step
-            for one in self.request.transfers
-            if one.load and not one.begun and one.t >= self.allocated_t and one.step >= begin
-        ]
+        reported = [one.step for one in self.reports if one.step >= begin]
         chunks = self.request.chunks
         last = min(reported) if reported else chunks[0].step - 1 if chunks else 0
         return list(range(begin, last + 1)) if last - begin < _WINDOW else []
 
 
-def until_accepted(row: int, request: Request, engine: Engine) -> tuple[LoadOf, Accepted | None]:
-    """One request's load as far as the scheduler decided it; an accepted one is left for the workers."""
-    load = LoadOf(row, request.id, request.engine, request.arrived, 0, looked_up=bool(request.lookups))
+def asked_for(row: int, request: Request, engine: Engine) -> AskedLoad:
+    """One request's load as far as the scheduler decided it."""
+    asked = AskedLoad(row, request.id, request.engine, request.arrived, 0, looked_up=bool(request.lookups))
     lookup = request.looked_up
     if lookup is None:
-        return _without_answer(load, request, engine), None
-    local = min(lookup.local, load.prompt)
-    load = replace(
-        load, step=lookup.step, answer=lookup.answer, local=local, asynchronous=lookup.asynchronous
+        return _without_answer(asked, request, engine)
+    local = min(lookup.local, asked.prompt)
+    asked = replace(
+        asked, step=lookup.step, answer=lookup.answer, local=local, asynchronous=lookup.asynchronous
     )
+    left = asked.prompt - local
     taken = lookup.accepted
     if taken is None and request.chunks:  # no word of the allocation: where it began to compute
         taken = request.external[0][1] - local if request.external else 0
-    if taken is None:
-        return _not_allocated(load, request, engine), None
-    load = replace(load, accepted=_accepted(load, request, taken))
-    kept_back = load.offered - load.accepted
-    left = load.prompt - local
-    load = replace(
-        load,
-        clamp=_clamp(load, request, engine) if kept_back else "",
-        ends=_ends(
-            engine,
-            (LoadEnd.LOCAL_HIT, local),
-            (LoadEnd.CLAMPED, kept_back),
-            (LoadEnd.MISSED, left - load.offered),
-        ),
+    if taken is None:  # never let in within the trace
+        clamped = asked.offered if request.finish is not None else 0
+        ends = _tokens(local, (LoadEnd.CLAMPED, clamped), (LoadEnd.PENDING, left - clamped))
+        return replace(asked, clamp=NO_BLOCKS if clamped else "", not_taken=ends)
+    asked = replace(asked, accepted=_accepted(asked, request, taken))
+    kept_back = asked.offered - asked.accepted
+    return replace(
+        asked,
+        clamp=_clamp(asked, request, engine) if kept_back else "",
+        not_taken=_tokens(local, (LoadEnd.CLAMPED, kept_back), (LoadEnd.MISSED, left - asked.offered)),
     )
-    if not load.accepted:
-        return load, None
-    return load, Accepted(load, request, lookup.t, lookup.allocated_t or lookup.t)
 
 
-def _ends(engine: Engine, *tokens: tuple[LoadEnd, int]) -> dict[LoadEnd, int]:
-    """Token-layers by end, of tokens that fared alike in all pairs."""
-    found: Counter[LoadEnd] = Counter()
-    for end, n in tokens:
-        if n:
-            found[end] += n * engine.pairs
-    return dict(found)
+def _tokens(local: int, *others: tuple[LoadEnd, int]) -> dict[LoadEnd, int]:
+    return {end: n for end, n in ((LoadEnd.LOCAL_HIT, local), *others) if n}
 
 
-def _without_answer(load: LoadOf, request: Request, engine: Engine) -> LoadOf:
+def _without_answer(asked: AskedLoad, request: Request, engine: Engine) -> AskedLoad:
     if request.lookups:  # asked, and the connector had it wait
         last: Lookup = request.lookups[-1]
-        step, local = last.step, min(last.local, load.prompt)
+        step, local = last.step, min(last.local, asked.prompt)
         rest = LoadEnd.NOT_OBSERVED if request.chunks else LoadEnd.PENDING
     else:
-        step, local = request.chunks[0].step, min(load.prompt, request.chunks[0].start)
+        step, local = request.chunks[0].step, min(asked.prompt, request.chunks[0].start)
         proxied = engine.connector is not None and engine.connector.proxy != "none"
         rest = LoadEnd.NEVER_ASKED if proxied else LoadEnd.NOT_OBSERVED
-    ends = _ends(engine, (LoadEnd.LOCAL_HIT, local), (rest, load.prompt - local))
-    return replace(load, step=step, local=local, ends=ends)
+    return replace(asked, step=step, local=local, not_taken=_tokens(local, (rest, asked.prompt - local)))
 
 
-def _not_allocated(load: LoadOf, request: Request, engine: Engine) -> LoadOf:
-    """Asked for, and never let in within the trace."""
-    left = load.prompt - load.local
-    clamped = load.offered if request.finish is not None else 0
-    ends = _ends(
-        engine,
-        (LoadEnd.LOCAL_HIT, load.local),
-        (LoadEnd.CLAMPED, clamped),
-        (LoadEnd.PENDING, left - clamped),
-    )
-    return replace(load, clamp=NO_BLOCKS if clamped else "", ends=ends)
-
-
-def _accepted(load: LoadOf, request: Request, taken: int) -> int:
-    accepted = min(max(0, taken), load.offered)
-    if request.chunks and not load.asynchronous:
-        return min(accepted, max(0, request.chunks[0].start - load.local))
-    if load.asynchronous and request.chunks and load.local + accepted == load.prompt:
+def _accepted(asked: AskedLoad, request: Request, taken: int) -> int:
+    accepted = min(max(0, taken), asked.offered)
+    if request.chunks and not asked.asynchronous:
+        return min(accepted, max(0, request.chunks[0].start - asked.local))
+    if asked.asynchronous and request.chunks and asked.local + accepted == asked.prompt:
         # A whole prompt that was loaded computes its last token again.
         accepted -= min(1, accepted)
     return accepted
 
 
-def _clamp(load: LoadOf, request: Request, engine: Engine) -> str:
+def _clamp(asked: AskedLoad, request: Request, engine: Engine) -> str:
     """Why vLLM's scheduler takes less than it was offered; or, of connectors inside another one, that one."""
     block = request.block or engine.block_size
-    if load.accepted == 0:
+    if asked.accepted == 0:
         inside = engine.connector is not None and engine.connector.parent is not None
-        if inside and request.chunks and request.chunks[0].start > load.local:
+        if inside and request.chunks and request.chunks[0].start > asked.local:
             return FROM_ANOTHER
-        if load.offered < block and load.local % block:
+        if asked.offered < block and asked.local % block:
             return SUB_BLOCK
-        return SKIPS_CACHE if load.offered > 1 else FULL_HIT if load.local + 1 == load.prompt else UNEXPLAINED
-    kept_back = load.offered - load.accepted
-    if kept_back == 1 and load.local + load.offered == load.prompt:
+        if asked.offered > 1:
+            return SKIPS_CACHE
+        return FULL_HIT if asked.local + 1 == asked.prompt else UNEXPLAINED
+    kept_back = asked.offered - asked.accepted
+    if kept_back == 1 and asked.local + asked.offered == asked.prompt:
         return FULL_HIT
-    if block > 0 and kept_back < block and (load.local + load.accepted) % block == 0:
+    if block > 0 and kept_back < block and (asked.local + asked.accepted) % block == 0:
         return ROUNDED
     return UNEXPLAINED

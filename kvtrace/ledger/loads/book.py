@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from kvtrace.ledger.contents.compare import Contents
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.accepted import Accepted, until_accepted
-from kvtrace.ledger.loads.arrival import Seen
-from kvtrace.ledger.loads.asynchronous import load_asynchronously
+from kvtrace.ledger.loads.accepted import Accepted, asked_for
+from kvtrace.ledger.loads.asynchronous import look_meanwhile
+from kvtrace.ledger.loads.decide import LoadContents, judge
 from kvtrace.ledger.loads.misses import explain
-from kvtrace.ledger.loads.outcome import LoadOf
-from kvtrace.ledger.loads.steps_seen import Evidence, evidence
+from kvtrace.ledger.loads.outcome import Arrived, AskedLoad, Before, LoadOf
+from kvtrace.ledger.loads.seen import Failed, Seen
+from kvtrace.ledger.loads.steps_seen import evidence
 from kvtrace.ledger.loads.steps_seen import written as wrote_files
-from kvtrace.ledger.loads.synchronous import Failed, failures, load_synchronously
+from kvtrace.ledger.loads.synchronous import failures, look_in_step
 from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.model import Engine, Ledger, Worker
-from kvtrace.ledger.reported import UNRECORDED, hides_writes
+from kvtrace.ledger.reported import UNRECORDED, caught_in_loading, hides_writes, swallowed
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.reads import Slots
@@ -32,47 +34,72 @@ MIXED = "the slots written were measured in some load steps; the others are decl
 NONE = "the scheduler accepted no load: there was nothing to write"
 
 
+def ask(requests: Sequence[Request], engines: Sequence[Engine]) -> tuple[list[AskedLoad], list[Accepted]]:
+    """Each request's loads as far as the scheduler decided them, and those that it accepted."""
+    by_tag = _with_connector(engines)
+    asked = [
+        asked_for(row, request, by_tag[request.engine])
+        for row, request in enumerate(requests)
+        # Never let in: it was not asked for, and cannot have been.
+        if request.engine in by_tag and request.prompt > 0 and (request.lookups or request.chunks)
+    ]
+    return asked, [Accepted(one, requests[one.request]) for one in asked if one.accepted]
+
+
 def follow(
-    requests: Sequence[Request],
+    accepted: Sequence[Accepted],
     engines: Sequence[Engine],
     scans: Sequence[SpoolScan],
     executed: Mapping[tuple[int, str], Executed],
     slots: Mapping[tuple[int, str], Slots],
-) -> list[LoadOf]:
-    """Each request's loads, from the lookup to the layers; why a lookup missed is left to :func:`balance`.
+    contents: Contents,
+) -> dict[int, Arrived]:
+    """What of the accepted loads got into the layers, by the request's row.
 
     Args:
         executed: what each worker (Worker.key) ran.
         slots: what each worker touched.
     """
-    by_tag = _with_connector(engines)
-    loads: list[LoadOf] = []
-    accepted: dict[int, Accepted] = {}
-    for row, request in enumerate(requests):
-        engine = by_tag.get(request.engine)
-        if engine is None or request.prompt <= 0 or not (request.lookups or request.chunks):
-            continue  # never let in: it was not asked for, and cannot have been
-        load, taken = until_accepted(row, request, engine)
-        loads.append(load)
-        if taken is not None:
-            accepted[row] = taken
     if not accepted:
-        return loads
-    wanted = list(accepted.values())
-    found = evidence(scans, _workers(engines), _load_steps(wanted))
+        return {}
+    by_tag = _with_connector(engines)
+    synchronous = [one for one in accepted if not one.asked.asynchronous]
     written = Written(slots, executed, hides_writes(scans), hides_writes(scans, UNRECORDED))
-    arrived = _into_layers(wanted, by_tag, written, found)
-    return [arrived.get(load.request, load) for load in loads]
+    found = evidence(scans, _workers(engines), _load_steps(accepted))
+    seen = Seen(found, executed, Counter(one.asked.step for one in synchronous), written)
+    failed = failures(synchronous, by_tag, seen)
+    caught = caught_in_loading(swallowed(scans))
+    arrived = {}
+    for one in accepted:
+        engine, row = by_tag[one.asked.engine], one.asked.request
+        gathered = (
+            look_meanwhile(one, engine, seen)
+            if one.asked.asynchronous
+            else look_in_step(one, engine, seen, failed.get(row, Failed()))
+        )
+        by_exceptions = () if row in contents.written else _caught(one, caught)
+        said = LoadContents(contents.wrong.get(row, ()), contents.proved.get(row, ()), by_exceptions)
+        arrived[row] = judge(one.asked.positions, gathered, said, engine)
+    return arrived
+
+
+def _caught(accepted: Accepted, caught: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
+    """The exceptions that work for this load may have caught, of the steps in which it can have run."""
+    asked, chunks = accepted.asked, accepted.request.chunks
+    until = chunks[0].step if chunks and asked.asynchronous else asked.step
+    steps = (step for step in sorted(caught) if asked.step <= step <= until)
+    return tuple(dict.fromkeys(line for step in steps for line in caught[step]))
 
 
 def balance(
-    loads: Sequence[LoadOf],
+    asked: Sequence[AskedLoad],
+    arrived: Mapping[int, Arrived],
     requests: Sequence[Request],
     engines: Sequence[Engine],
     scans: Sequence[SpoolScan],
     saved: Sequence[int],
 ) -> tuple[list[LoadOf], Ledger[LoadEnd]]:
-    """What :func:`follow` found, with what earlier requests had saved, and its sum.
+    """Each request's loads, and their sum.
 
     Args:
         saved: token-layers saved of each request.
@@ -81,8 +108,28 @@ def balance(
         AssertionError: a request's token-layers have not one end each.
     """
     by_tag = _with_connector(engines)
-    explained = explain(loads, requests, by_tag, saved, wrote_files(scans, _workers(engines)))
-    return explained, _sum(explained, by_tag)
+    before = explain(asked, requests, by_tag, saved, wrote_files(scans, _workers(engines)))
+    loads = [
+        _load(one, arrived.get(one.request, Arrived()), of, by_tag[one.engine].pairs)
+        for one, of in zip(asked, before, strict=True)
+    ]
+    return loads, _sum(loads, by_tag)
+
+
+def _load(asked: AskedLoad, arrived: Arrived, before: Before, pairs: int) -> LoadOf:
+    ends: Counter[LoadEnd] = Counter({end: n * pairs for end, n in asked.not_taken.items()})
+    if before.missed:
+        known = min((before.saved_before - asked.local) * pairs, ends[LoadEnd.MISSED])
+        ends.update({LoadEnd.MISSED_SAVED: known, LoadEnd.MISSED: -known})
+    grades = {end: Grade.NOT_OBSERVED if end == LoadEnd.NOT_OBSERVED else Grade.READ for end in ends}
+    ends[LoadEnd.LOADED] += asked.accepted * pairs
+    for parts, of in arrived.lost.items():
+        for start, stop, end in parts:
+            amount = (stop - start) * of.bit_count()
+            ends.update({end: amount, LoadEnd.LOADED: -amount})
+    found = vars(asked) | vars(arrived) | vars(before)
+    found |= {"ends": {end: n for end, n in ends.items() if n}, "grades": grades | dict(arrived.grades)}
+    return LoadOf(**found)
 
 
 def _with_connector(engines: Sequence[Engine]) -> dict[int, Engine]:
@@ -94,31 +141,10 @@ def _workers(engines: Sequence[Engine]) -> list[Worker]:
 
 
 def _load_steps(accepted: Sequence[Accepted]) -> Array:
-    steps = {one.load.step for one in accepted if not one.load.asynchronous}
+    steps = {one.asked.step for one in accepted if not one.asked.asynchronous}
     steps |= {entry.step for one in accepted for entry in one.request.load_entries}
-    steps |= {step for one in accepted if one.load.asynchronous for step in one.window()}
+    steps |= {step for one in accepted if one.asked.asynchronous for step in one.window()}
     return np.array(sorted(steps), dtype=np.int64)
-
-
-def _into_layers(
-    accepted: Sequence[Accepted],
-    engines: Mapping[int, Engine],
-    written: Written,
-    found: Evidence,
-) -> dict[int, LoadOf]:
-    synchronous = [one for one in accepted if not one.load.asynchronous]
-    loads = Counter(one.load.step for one in synchronous)
-    seen = Seen(found, written.executed, loads, written)
-    failed = failures(synchronous, engines, seen)
-    arrived = {}
-    for one in accepted:
-        engine, row = engines[one.load.engine], one.load.request
-        arrived[row] = (
-            load_asynchronously(one, engine, seen)
-            if one.load.asynchronous
-            else load_synchronously(one, engine, seen, failed.get(row, Failed()))
-        )
-    return arrived
 
 
 def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadEnd]:

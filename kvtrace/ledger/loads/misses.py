@@ -5,15 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtrace.ledger.beginnings import beginnings
-from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import union
-from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.loads.outcome import AskedLoad, Before
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.values import replace
 
 _BETWEEN = 64
 """Saves between a save and a lookup that are counted, at most."""
@@ -21,8 +19,7 @@ _SETTLED_NS = 10**9
 """A save in the background is taken for done this long after its request finished."""
 
 
-@dataclass(frozen=True)
-class _Saved:
+class _Saved(NamedTuple):
     """A request that was saved in every pair. ``ended``: step of its finish; ``tokens``: leading ones."""
 
     ended: int
@@ -30,71 +27,78 @@ class _Saved:
     tokens: int
 
 
+class _Earlier(NamedTuple):
+    """The request that saved the same prompt last, and how many others were saved since."""
+
+    saved: _Saved
+    others: int
+
+
 def explain(
-    loads: Sequence[LoadOf],
+    asked: Sequence[AskedLoad],
     requests: Sequence[Request],
     engines: Mapping[int, Engine],
     saved: Sequence[int],
     written: set[int],
-) -> list[LoadOf]:
-    """The loads, with what earlier requests of the run had saved of the same prompts.
+) -> Iterator[Before]:
+    """What earlier requests of the run had saved of the same prompts, of each one.
 
     Args:
         saved: token-layers saved of each request.
         written: steps whose save hooks were seen to write files.
     """
-    found = [replace(load, alike=alike) for load, alike in zip(loads, _alike(loads, requests), strict=True)]
-    before = _saved_before(found, requests, engines, saved)
-    found = [before.get(load.request, load) for load in found]
-    missed = _mismatched(before, requests, engines, written)
-    return [_missed_saved(load, engines) if load.request in missed else load for load in found]
+    earlier = _saved_before(asked, requests, engines, saved)
+    missed = _mismatched(asked, earlier, requests, engines, written)
+    for one, alike in zip(asked, _alike(asked, requests), strict=True):
+        if one.request not in earlier:
+            yield Before(alike=alike)
+            continue
+        (_, row, tokens), others = earlier[one.request]
+        yield Before(tokens, requests[row].id, row, others, alike, one.request in missed)
 
 
-def _alike(loads: Sequence[LoadOf], requests: Sequence[Request]) -> Iterator[int]:
+def _alike(asked: Sequence[AskedLoad], requests: Sequence[Request]) -> Iterator[int]:
     """How many leading tokens each prompt has in common with an earlier one."""
     known: dict[int, dict[int, int]] = defaultdict(dict)  # engine -> digest -> tokens
-    for load in loads:
-        request = requests[load.request]
-        mine, seen = beginnings(request), known[load.engine]
+    for one in asked:
+        request = requests[one.request]
+        mine, seen = beginnings(request), known[one.engine]
         alike = [tokens for digest, tokens in mine.items() if seen.get(digest) == tokens]
         yield min(max(alike, default=0), request.prompt)
         seen.update(mine)
 
 
 def _saved_before(
-    loads: Sequence[LoadOf], requests: Sequence[Request], engines: Mapping[int, Engine], saved: Sequence[int]
-) -> dict[int, LoadOf]:
+    asked: Sequence[AskedLoad],
+    requests: Sequence[Request],
+    engines: Mapping[int, Engine],
+    saved: Sequence[int],
+) -> dict[int, _Earlier]:
     """Lookups of a prompt that an earlier request of this run saved, by row."""
     saves: dict[int, list[_Saved]] = defaultdict(list)
-    for load in loads:
-        whole = _saved_whole(load.request, requests[load.request], saved, engines[load.engine].pairs)
+    for one in asked:
+        whole = _saved_whole(one.request, requests[one.request], saved, engines[one.engine].pairs)
         if whole is not None:
-            saves[load.engine].append(whole)
+            saves[one.engine].append(whole)
     places: dict[tuple[int, int, int], list[int]] = defaultdict(list)  # in ``saves``, of one prompt
     for engine, done in saves.items():
         done.sort(key=lambda one: (one.ended, one.row, one.tokens))
-        for at, one in enumerate(done):
-            places[(engine, requests[one.row].digest, requests[one.row].arrived)].append(at)
-    ends = {engine: [one.ended for one in done] for engine, done in saves.items()}
+        for at, save in enumerate(done):
+            places[(engine, requests[save.row].digest, requests[save.row].arrived)].append(at)
+    ends = {engine: [save.ended for save in done] for engine, done in saves.items()}
     found = {}
-    for load in loads:
-        request = requests[load.request]
-        same = places.get((load.engine, request.digest, request.arrived))
-        if load.answer is None or not request.digest or not same:
+    for one in asked:
+        request = requests[one.request]
+        same = places.get((one.engine, request.digest, request.arrived))
+        if one.answer is None or not request.digest or not same:
             continue
-        done = saves[load.engine]
-        ended = bisect_left(ends[load.engine], load.step)
+        done = saves[one.engine]
+        ended = bisect_left(ends[one.engine], one.step)
         at = same[bisect_left(same, ended) - 1]
-        if at >= ended:
-            continue
-        between = done[at + 1 : min(ended, at + 1 + _BETWEEN)]
-        found[load.request] = replace(
-            load,
-            saved_before=done[at].tokens,
-            saved_by=requests[done[at].row].id,
-            saved_by_row=done[at].row,
-            others_between=len({requests[one.row].digest for one in between}),
-        )
+        if at < ended:
+            between = done[at + 1 : min(ended, at + 1 + _BETWEEN)]
+            others = len({requests[save.row].digest for save in between})
+            found[one.request] = _Earlier(done[at], others)
     return found
 
 
@@ -114,7 +118,8 @@ def _saved_whole(row: int, request: Request, saved: Sequence[int], pairs: int) -
 
 
 def _mismatched(
-    before: Mapping[int, LoadOf],
+    asked: Sequence[AskedLoad],
+    earlier: Mapping[int, _Earlier],
     requests: Sequence[Request],
     engines: Mapping[int, Engine],
     written: set[int],
@@ -124,38 +129,30 @@ def _mismatched(
     A miss with other saves in between can be an eviction; it counts only where a prompt of the same
     length within its block was missed right after its save, and none of these was ever found.
     """
-    by_kind: dict[tuple[int, int], list[LoadOf]] = defaultdict(list)
-    for load in before.values():
-        engine = engines[load.engine]
-        # A saved prompt that leaves no token to compute may be out of bounds for a lookup in whole units.
-        if not engine.looks_up or load.saved_before >= load.prompt:
+    by_kind: dict[tuple[int, int], list[AskedLoad]] = defaultdict(list)
+    for one in asked:
+        engine, before = engines[one.engine], earlier.get(one.request)
+        if before is None or not engine.looks_up:
             continue
-        if load.saved_before > load.local and _settled(load, requests, written):
-            block = max(1, requests[load.request].block or engine.block_size)
-            by_kind[(load.engine, load.prompt % block)].append(load)
+        # A saved prompt that leaves no token to compute may be out of bounds for a lookup in whole units.
+        inside = one.local < before.saved.tokens < one.prompt
+        if inside and _settled(requests[one.request], requests[before.saved.row], written):
+            block = max(1, requests[one.request].block or engine.block_size)
+            by_kind[(one.engine, one.prompt % block)].append(one)
     found: set[int] = set()
     for group in by_kind.values():
-        missed = [load for load in group if load.answer == 0]
-        hit = any((load.answer or 0) > 0 for load in group)
-        at_once = [load for load in missed if load.others_between == 0]
-        found.update(load.request for load in (at_once if hit else missed if at_once else []))
+        missed = [one for one in group if one.answer == 0]
+        hit = any((one.answer or 0) > 0 for one in group)
+        at_once = [one for one in missed if earlier[one.request].others == 0]
+        found.update(one.request for one in (at_once if hit else missed if at_once else []))
     return found
 
 
-def _settled(load: LoadOf, requests: Sequence[Request], written: set[int]) -> bool:
+def _settled(request: Request, earlier: Request, written: set[int]) -> bool:
     """Whether the earlier save was surely done at this lookup."""
-    earlier, lookup = requests[load.saved_by_row], requests[load.request].looked_up
     if all(entry.step in written for entry in earlier.entries if entry.slots > 0):
         return True
+    lookup = request.looked_up
     if lookup is None or earlier.finish is None:
         return False
     return lookup.t - earlier.finish.t >= _SETTLED_NS
-
-
-def _missed_saved(load: LoadOf, engines: Mapping[int, Engine]) -> LoadOf:
-    """A miss of what had just been saved."""
-    pairs = engines[load.engine].pairs
-    missed = load.ends.get(LoadEnd.MISSED, 0)
-    amount = min(load.saved_before - load.local, missed // pairs) * pairs
-    ends = {**load.ends, LoadEnd.MISSED: missed - amount, LoadEnd.MISSED_SAVED: amount}
-    return replace(load, ends={end: n for end, n in ends.items() if n})

@@ -17,7 +17,7 @@ import pandas as pd
 
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.intervals import length
-from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.loads.outcome import Arrived
 from kvtrace.ledger.model import (
     BASE_COLUMNS,
     ENTRY_COLUMNS,
@@ -75,14 +75,14 @@ def assign(
     requests: Sequence[Request],
     engines: Sequence[Engine],
     evidence: Evidence,
-    loads: Sequence[LoadOf],
+    loads: Mapping[int, Arrived],
     watch: Collection[str] = (),
     parts: Sequence[Mapping[int, Way]] = (),
 ) -> Saves:
     """Assign each position its outcome.
 
     Args:
-        loads: what became of the requests' loads.
+        loads: what became of the accepted loads, by the request's row.
         watch: ids of the requests whose spans are kept.
         parts: of engines with several connectors, the ways of each of these: saved is what any of them saved.
 
@@ -93,7 +93,6 @@ def assign(
     for row, request in enumerate(requests):
         of_engine[request.engine][row] = request
     made = {engine.tag: pairs_of(engine, of_engine[engine.tag], evidence) for engine in engines}
-    load_of = {load.request: load for load in loads}
     total = 0
     base: Rows = []
     lost: Rows = []
@@ -106,7 +105,7 @@ def assign(
         if request.engine not in made:
             found.append(RequestSaves())
             continue
-        way = ways[row] = _way(row, request, made[request.engine][0], evidence, load_of.get(row))
+        way = ways[row] = _way(row, request, made[request.engine][0], evidence, loads.get(row))
         joint = _joint([(number, part[row]) for number, part in enumerate(parts) if row in part])
         of_request = _OfRequest(row, way, joint)
         base += of_request.base()
@@ -143,7 +142,7 @@ def _check(saves: Saves) -> None:
     assert assigned == saves.total, f"token ledger: {assigned} of {saves.total} token-layers have an outcome"
 
 
-def _way(row: int, request: Request, pairs: Pairs, evidence: Evidence, load: LoadOf | None) -> Way:
+def _way(row: int, request: Request, pairs: Pairs, evidence: Evidence, load: Arrived | None) -> Way:
     reuse = reuse_of(request, load.lost if load else {})
     unfinished, proved = evidence.unfinished.get(row, {}), evidence.proved.get(row, ())
     return Way(row, request, pairs, reuse, unfinished, evidence.unknown, load, proved)

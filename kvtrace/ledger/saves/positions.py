@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, Blind, LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
-from kvtrace.ledger.loads.outcome import LoadOf, Part
+from kvtrace.ledger.loads.outcome import Arrived, Part
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.pairs import Pairs
 from kvtrace.ledger.saves.stores import positions
@@ -38,7 +38,7 @@ class Reuse:
     external: list[Interval]  # the connector is to bring it
     local: list[Interval]  # in the GPU prefix cache
     computed: list[Interval]  # by some chunk
-    lost: Mapping[tuple[Part, ...], int]  # of external: as in LoadOf
+    lost: Mapping[tuple[Part, ...], int]  # of external: as in Arrived
 
     def lost_in(self, pair: int) -> tuple[Part, ...]:
         return next((parts for parts, pairs in self.lost.items() if pairs >> pair & 1), ())
@@ -65,7 +65,7 @@ class Way:
     reuse: Reuse
     unfinished: Mapping[str, SaveEnd]  # as in Evidence, of this request
     unknown: Steps  # steps of which it is not known what they stored
-    load: LoadOf | None = None
+    load: Arrived | None = None
     proved: Sequence[tuple[int, tuple[Interval, ...]]] = ()  # as in Evidence, of this request
 
     def load_grade(self, end: LoadEnd) -> Grade:
