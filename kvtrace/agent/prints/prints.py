@@ -224,8 +224,10 @@ class Prints:
 
         def look() -> None:
             filled = sorted(which(), key=_group)
+            if not filled:  # in most steps: none of the layers is asked for
+                return
             found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
-            if not filled or any(tensor is None for tensor in found.values()):
+            if any(tensor is None for tensor in found.values()):
                 return
             if not last or all(on_host(tensor) for tensor in found.values()):
                 self._take(_Planned(self._rechecks.step, filled, found, None))

@@ -101,7 +101,7 @@ class Rechecks:
         """What is to be looked at before the step of that SchedulerOutput runs: its request ends, or some of
         it is given out anew. Of that nothing is to be seen later."""
         new = set(_given(output))
-        gone = [one for one in self.waiting if not new.isdisjoint(_blocks(one.filled))]
+        gone = [one for one in self.waiting if not new.isdisjoint(_blocks(one.filled))] if new else []
         self.waiting = [one for one in self.waiting if one not in gone]
         ended = [one for one in self.waiting if one.filled.request in output.finished_req_ids]
         return [one.filled for one in (*gone, *ended)]
