@@ -95,7 +95,6 @@ RULES: tuple[Rule, ...] = (
         Rule(name, f"{_LEDGER}.{place}", off)
         for name, place, off in (
             ("metadata: what it names", "requests:Request.entries", None),
-            ("slots: reads that begin within blocks", "slots.resolve:_skewed", _false),
             ("slots: all reads begin within blocks", "slots.resolve:_Resolver._off", lambda *_: set()),
             ("slots: reads after the blocks went to another", "slots.late:LateReads.gone", _no_table),
             ("slots: work that came too late", "slots.resolve:_Resolver._gone_since_asked", _no_table),
@@ -108,7 +107,6 @@ RULES: tuple[Rule, ...] = (
             ),
             ("saves: other slots than named", "saves.calls:read_elsewhere", _false),
             ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),
-            ("saves: whole blocks skewed", "saves.calls:WorkerCalls._skewed", _false),
             ("saves: copies that come later", "saves.calls:WorkerCalls._lag", 0),
             ("saves: steps behind that were seen", "saves.watched:Watched.last_blind", 1 << 62),
             ("saves: windows", "saves.pairs:windows_of", _no_table),

@@ -46,7 +46,6 @@ class Call:
         failing: exceptions are known to end the work of this connector's saves.
         caught: the connector handled an exception of its own in it.
         elsewhere: other slots were read in place of what was not.
-        skewed: whole blocks were read that begin within blocks.
         by_replica: another rank with the same KV read all of it.
         overwritten: what was written was overwritten then, and by whom.
     """
@@ -60,7 +59,6 @@ class Call:
     failing: bool = False
     caught: bool = False
     elsewhere: bool = False
-    skewed: bool = False
     by_replica: bool = False
     overwritten: SaveEnd = SaveEnd.SAVED
     empty: bool = False  # it opened files and wrote next to nothing
@@ -80,20 +78,18 @@ class Call:
     @property
     def short(self) -> bool:
         """It is seen to have read less than it should."""
-        return self.worked and bool(self.unread) and not self.blind and not self.skewed
+        return self.worked and bool(self.unread) and not self.blind
 
     @property
     def end(self) -> tuple[SaveEnd, Grade]:
         """How the tokens ended that its step names and that were not read; and how well that is seen."""
         end, grade = self._as_read
-        if self.by_replica and (self.short or self.skewed):
+        if self.by_replica and self.short:
             end = SaveEnd.SAVED
         return (self.overwritten if end == SaveEnd.SAVED else end), grade
 
     @property
     def _as_read(self) -> tuple[SaveEnd, Grade]:
-        if self.skewed:
-            return SaveEnd.MISPLACED, Grade.READ
         if self.complete:
             open_end = self.reached in (SaveEnd.RAISED, SaveEnd.PENDING)
             return (self.reached if open_end else SaveEnd.SAVED), Grade.READ
@@ -133,8 +129,6 @@ class Call:
         calls = int(self.worked)
         if not self.worked or not self.named:
             return Trust(calls=calls)
-        if self.skewed:
-            return Trust(calls=calls, measured=1, short=1, short_declared=self.named)
         if self.complete:
             return Trust(calls=calls, measured=1, agreed=1)
         if self.blind:
@@ -200,7 +194,6 @@ class WorkerCalls:
                     visible=self._slots.visible and (bool(self._steps_watched[row]) or left_out < total),
                     failing=failing,
                     elsewhere=elsewhere,
-                    skewed=reached == SaveEnd.SAVED and self._skewed(at),
                     empty=left_out == total and self._empty(at),
                     watched=not self._blind_steps[row],
                     slots=int(self.stores.slots[row]),
@@ -221,14 +214,6 @@ class WorkerCalls:
         if known is None:
             known = self._read[request, alike] = covered(in_layer(touches, column))
         return known
-
-    def _skewed(self, at: At) -> bool:
-        """Whether a step names whole blocks, the last ones of requests as far as they are filled, and its
-        calls read slots of whole blocks that begin within blocks."""
-        bounds = [bound for parts in self.stores.named[at[0]].values()
-                  for bound in [bound for part in sorted(parts) for bound in part][:-1]]  # fmt: skip
-        whole = bool(bounds) and self._block > 1 and not any(bound % self._block for bound in bounds)
-        return whole and (int(self.stores.steps[at[0]]), at[1]) in self._slots.skewed
 
     def _empty(self, at: At) -> bool:
         """Whether the call opened files and wrote next to nothing."""

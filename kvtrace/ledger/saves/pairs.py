@@ -260,11 +260,7 @@ def _misread(
         for (row, column), call in of_worker.items():
             if call.end[0] == SaveEnd.MISPLACED:
                 step = int(stores.steps[row])
-                if call.skewed:
-                    requests = {*stores.named[row], *one.slots.read_in.get(step, frozenset())}
-                else:
-                    requests = {*call.unread_of, *strangers(one.slots, stores, row, column)}
-                for request in requests:
+                for request in {*call.unread_of, *strangers(one.slots, stores, row, column)}:
                     found[request][step] |= 1 << (first + column)
         first += len(one.worker.kv_layers)
     return dict(found)
@@ -275,13 +271,12 @@ _OTHERWISE = (SaveEnd.NOTHING_READ, SaveEnd.PART_READ, SaveEnd.MISPLACED)
 
 def _otherwise(workers: Sequence[Watched], calls: Sequence[Mapping[At, Call]]) -> int:
     """The pairs, a bit each, in which a call read other slots than its step names, or not all of them, or
-    whole blocks that begin within blocks, or reads come later than what they are for: whose those stand for,
-    bytes at rest do not say."""
+    reads come later than what they are for: whose those stand for, bytes at rest do not say."""
     found = first = 0
     for one, of_worker in zip(workers, calls, strict=True):
         short = {column for (_, column), call in of_worker.items() if call.end[0] in _OTHERWISE}
         every = range(len(one.worker.kv_layers)) if one.table.later else ()
-        for column in {*short, *every, *(column for _, column in one.slots.skewed)}:
+        for column in short.union(every):
             found |= 1 << (first + column)
         first += len(one.worker.kv_layers)
     return found

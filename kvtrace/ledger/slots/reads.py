@@ -80,8 +80,6 @@ class Slots:
         late: row of a request -> (step, columns, positions) that were read after their blocks went to
             another one.
         amounts: (step, column) -> how many slots were read.
-        skewed: (step, column) in which all that was read are whole numbers of blocks, and none begins with a
-            block.
         off: layers in which all that was read are whole numbers of blocks, several of them, and none begins
             with a block: whatever is meant, it is not these tokens.
         tables: row of a request -> positions for which it is known which blocks it held.
@@ -100,7 +98,6 @@ class Slots:
     aimed: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     late: Mapping[int, Sequence[tuple[int, int, tuple[Interval, ...]]]] = field(default_factory=dict)
     amounts: Mapping[tuple[int, int], Amounts] = field(default_factory=dict)
-    skewed: frozenset[tuple[int, int]] = frozenset()
     off: frozenset[int] = frozenset()
     tables: Mapping[int, int] = field(default_factory=dict)
     outside: Mapping[tuple[int, int], int] = field(default_factory=dict)

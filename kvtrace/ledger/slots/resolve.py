@@ -99,8 +99,8 @@ class _Resolver:
         self._sets: dict[int, SlotSet] = {}
         self._found: dict[_Use, dict[tuple[int, Touch], _Gathered]] = {use: {} for use in _Use}
         self._amounts: dict[tuple[int, int], Amounts] = defaultdict(Amounts)
-        self._skew: dict[tuple[int, int], bool] = {}
-        self._sets_of: dict[int, set[int]] = defaultdict(set)
+        self._whole: dict[int, set[int]] = defaultdict(set)
+        """Column -> sets of slots that were read there."""
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
         self._unknown: set[tuple[int, int]] = set()
@@ -142,7 +142,6 @@ class _Resolver:
             aimed=self._by_request(_Use.AIMED),
             late=self._gone_by_request(),
             amounts=dict(self._amounts),
-            skewed=frozenset(at for at, skewed in self._skew.items() if skewed),
             off=frozenset(self._off()),
             tables=_known_tables(self._given, self._sizes),
             outside={
@@ -189,9 +188,7 @@ class _Resolver:
         owned = self._owners.of(whole, self._group[column], after, how) if read else NOBODYS
         if read and outer:
             self._count(record, column, step, owned)
-            at, size = (record.step or step, column), self._sizes[self._group[column]]
-            self._skew[at] = self._skew.get(at, True) and _skewed(whole, size)
-            self._sets_of[column].add(record.slot_set)
+            self._whole[column].add(record.slot_set)
         late = self._too_late(record, whole, column, step, after) if read and outer else ()
         if read:
             account, to = self._accounts.of(record.call)
@@ -324,8 +321,12 @@ class _Resolver:
 
     def _off(self) -> set[int]:
         """Layers of which several sets were read, each of whole blocks that begin within blocks."""
-        straight = {column for (_, column), skewed in self._skew.items() if not skewed}
-        return {column for column, sets in self._sets_of.items() if len(sets) >= _SEVERAL} - straight
+        return {
+            column
+            for column, sets in self._whole.items()
+            if len(sets) >= _SEVERAL
+            and all(_skewed(self._set(one).full, self._sizes[self._group[column]]) for one in sets)
+        }
 
     def _repeated_in(self, column: int, slots: SlotSet) -> int:
         """How many of these slots were read in this step before; they are by now."""
