@@ -831,15 +831,16 @@ def test_a_read_after_blocks_went_to_another_is_neither_ones(tmp_path: Path) -> 
     assert SAVED not in alike(sim, "b").values()
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("said", ["named", "unreadable", ""])
 @pytest.mark.parametrize("in_time", [True, False])
-def test_a_thread_that_reads_blocks_of_another(tmp_path: Path, named: bool, in_time: bool) -> None:
+def test_a_thread_that_reads_blocks_of_another(tmp_path: Path, said: str, in_time: bool) -> None:
     """The work is known to be for the step that asked for it: for what the blocks held then. Whoever was not
     named, or was read in time, is missed by nobody."""
     sim = cache(tmp_path, kv_blocks=4)
     blocks = sim.blocks
     assert blocks is not None
-    asked = prefill(sim, "a", 0, 48, [entry("a", 0, 32)] if named else [])
+    stores = [entry("a", 0, 32)] if said == "named" else []
+    asked = prefill(sim, "a", 0, 48, stores, unreadable=said == "unreadable")
     due = sim.slots("a", 0, 32)
     if in_time:
         sim.touch(dict.fromkeys(range(2), due), hook="", step=asked)
@@ -847,7 +848,7 @@ def test_a_thread_that_reads_blocks_of_another(tmp_path: Path, named: bool, in_t
     blocks.release("a")
     prefill(sim, "b", 0, 48, [entry("b", 0, 48)])
     sim.touch(dict.fromkeys(range(2), due), hook="", step=asked)
-    late = named and not in_time
+    late = bool(said) and not in_time
     fate = "MISPLACED READ" if late else SAVED if in_time else NOT_OFFERED
     assert next(iter(alike(sim, "a").values())) == fate
     assert (SAVED in alike(sim, "b").values()) != late

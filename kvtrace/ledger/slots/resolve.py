@@ -290,14 +290,16 @@ class _Resolver:
         return gone
 
     def _is_wanted(self, row: int, part: Interval, column: int, step: int) -> bool:
-        """Whether metadata up to a step names a part of a request that no thread has read in this layer."""
+        """Whether a step is known to want a part of a request that no thread has read in this layer: metadata
+        up to it names it; of metadata that can't be read: the step computed some of the request."""
+        request = self._requests[row]
         named = any(
             entry.step <= step and entry.start <= part[0] < entry.start + entry.slots
-            for entry in self._requests[row].entries
+            for entry in request.entries
         )
-        return named and not any(
-            start < part[1] and end > part[0] for start, end in self._in_time[row, column]
-        )
+        if not named and not (request.unread and any(chunk.step == step for chunk in request.chunks)):
+            return False
+        return not any(start < part[1] and end > part[0] for start, end in self._in_time[row, column])
 
     def _gather(self, use: _Use, row: int, touch: Touch, t: int, column: int) -> None:
         """``touch``: without its time and its layers."""
