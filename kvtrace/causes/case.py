@@ -136,7 +136,7 @@ class Case:
     unfollowed: frozenset[int] = frozenset()
     """Engines without one store entry, whose save hooks gave KV tensors to what can't be followed."""
     read_steps: frozenset[int] = frozenset()
-    """Steps with a store entry whose slots were read, a part of them at least."""
+    """Steps with a store entry whose slots were read, a part of them at least, or others in their place."""
     seen_saves: frozenset[int] = frozenset()
     """Engines of which some token was seen to be saved, by being read at the least."""
     seen_decode: frozenset[int] = frozenset()

@@ -132,7 +132,7 @@ class _InStep:
         call = self._by_calls(pair)
         slots = () if call else self._by_slots(pair, missing)
         if not call and not slots:
-            call = self._nothing(pair) or self._used_before(self._after_use(pair))
+            call = self._nothing(pair) or self._used_before(pair)
         found = [*failed.signs(self._accepted, slots), *slots]
         if call:
             found += signs([asked.positions], call)
@@ -155,7 +155,7 @@ class _InStep:
         late = signs(missing.late, Sign(By.SLOT, LoadEnd.USED_BEFORE, (_TOO_LATE,)))
         if not (missing.certain and missing.positions):
             return late
-        early = self._used_before(self._after_use(pair))
+        early = self._used_before(pair)
         if early:  # its turn to be written never came
             return *signs(missing.positions, early), *late
         some = "none" if missing.whole else "not all"
@@ -176,7 +176,8 @@ class _InStep:
             reason = "start_load_kv wrote 0 slots, and wait_for_layer_load does nothing"
         return Sign(By.CALL, LoadEnd.NOT_WRITTEN, (reason,))
 
-    def _used_before(self, reason: str) -> Sign | None:
+    def _used_before(self, pair: int) -> Sign | None:
+        reason = self._after_use(pair)
         return Sign(By.CALL, LoadEnd.USED_BEFORE, (reason,)) if reason else None
 
     def _after_use(self, pair: int) -> str:

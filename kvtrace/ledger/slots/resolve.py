@@ -99,7 +99,7 @@ class _Resolver:
         self._sets: dict[int, SlotSet] = {}
         self._found: dict[_Use, dict[tuple[int, Touch], _Gathered]] = {use: {} for use in _Use}
         self._amounts: dict[tuple[int, int], Amounts] = defaultdict(Amounts)
-        self._whole: dict[int, set[int]] = defaultdict(set)
+        self._sets_read: dict[int, set[int]] = defaultdict(set)
         """Column -> sets of slots that were read there."""
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
@@ -188,7 +188,7 @@ class _Resolver:
         owned = self._owners.of(whole, self._group[column], after, how) if read else NOBODYS
         if read and outer:
             self._count(record, column, step, owned)
-            self._whole[column].add(record.slot_set)
+            self._sets_read[column].add(record.slot_set)
         late = self._too_late(record, whole, column, step, after) if read and outer else ()
         if read:
             account, to = self._accounts.of(record.call)
@@ -239,18 +239,27 @@ class _Resolver:
         """For which request's positions slots were written: those that held the blocks when the work was
         asked for, whoever has them by now; where that is not known those that have them."""
         group, code = self._group[column], rows.code(record.head)
-        size = self._sizes[group]
         meant: dict[int, list[Interval]] = defaultdict(list)
-        if code == _BACKGROUND and 0 < record.step < step:
-            for block, low, high in blocks_in(runs, size):
-                for holder in self._tables.held_in(group, block, record.step):
-                    meant[holder.row].append((holder.place * size + low, holder.place * size + high))
+        for _, row, part in self._asked_for(record, runs, group, step):
+            meant[row].append(part)
         if meant:
             return [(row, tuple(union(positions))) for row, positions in meant.items()]
         # What is written into a block is for whom it was given to, whatever it held before.
         how = How(code == _BACKGROUND, code == hooks.SAVE_LAYER.code, False)
         owned = self._owners.of(runs, group, True, how)
         return [(row, tuple(union([*fine, *beyond]))) for row, fine, beyond in owned.requests]
+
+    def _asked_for(
+        self, record: rows.SlotsTouched, runs: tuple[Interval, ...], group: int, step: int
+    ) -> Iterator[tuple[int, int, Interval]]:
+        """(block, row of a request, its positions) of those that had the blocks when an earlier step asked
+        for this work in the background; none where it was not asked for so."""
+        if rows.code(record.head) != _BACKGROUND or not 0 < record.step < step:
+            return
+        size = self._sizes[group]
+        for block, low, high in blocks_in(runs, size):
+            for holder in self._tables.held_in(group, block, record.step):
+                yield block, holder.row, (holder.place * size + low, holder.place * size + high)
 
     def _too_late(
         self, record: rows.SlotsTouched, runs: tuple[Interval, ...], column: int, step: int, after: bool
@@ -276,17 +285,12 @@ class _Resolver:
         request that had the blocks then, and was named -> its positions whose blocks hold another one's
         tokens by now. What was read in time is not too late: a thread may do later work as well."""
         gone: dict[int, list[Interval]] = defaultdict(list)
-        if rows.code(record.head) != _BACKGROUND or not 0 < record.step < step:
-            return gone
         group = self._group[column]
-        size = self._sizes[group]
-        for block, low, high in blocks_in(runs, size):
+        for block, row, part in self._asked_for(record, runs, group, step):
             former = None if after else self._tables.before(group, block)
             there = {one.row for one in (self._tables.holders(group, block) if former is None else former)}
-            for asked in self._tables.held_in(group, block, record.step) if there else ():
-                part = asked.place * size + low, asked.place * size + high
-                if asked.row not in there and self._is_wanted(asked.row, part, column, record.step):
-                    gone[asked.row].append(part)
+            if there and row not in there and self._is_wanted(row, part, column, record.step):
+                gone[row].append(part)
         return gone
 
     def _is_wanted(self, row: int, part: Interval, column: int, step: int) -> bool:
@@ -325,7 +329,7 @@ class _Resolver:
         """Layers of which several sets were read, each of whole blocks that begin within blocks."""
         return {
             column
-            for column, sets in self._whole.items()
+            for column, sets in self._sets_read.items()
             if len(sets) >= _SEVERAL
             and all(_skewed(self._set(one).full, self._sizes[self._group[column]]) for one in sets)
         }
