@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -12,17 +12,18 @@ from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request, owner, rows_by_id
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.accounts import Accounts
+from kvtrace.ledger.slots.alike import Alike, classes
 from kvtrace.ledger.slots.late import LateReads
 from kvtrace.ledger.slots.owners import NOBODYS, How, Owned, Owners, blocks_in
 from kvtrace.ledger.slots.reads import NOTHING, Amounts, Slots, Touch
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given
-from kvtrace.ledger.slots.touches import NEVER, Touches
+from kvtrace.ledger.slots.touches import LOADING, Touches
 from kvtrace.ledger.values import replace
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Role
 
-_LOADING = frozenset(hook.code for hook in hooks.LOADING)
+_LOADING = frozenset(LOADING)
 _BACKGROUND = 0
 """The hook code of what no hook did itself: a thread, a job, a task of the connector."""
 _SEVERAL = 3
@@ -66,7 +67,8 @@ def given_blocks(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dic
 
 
 class _Resolver:
-    """Goes through one worker's records in the order of time."""
+    """Goes through one worker's records in the order of time, those of layers that are alike once: a layer
+    here is one of the classes of layers."""
 
     def __init__(
         self,
@@ -81,7 +83,11 @@ class _Resolver:
         groups = engine.facts.kv_groups
         sizes = [group.block_size or engine.block_size for group in groups] or [engine.block_size]
         of_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
-        self._group = [of_layer.get(name, 0) for name in worker.kv_layers]
+        groups_of = [of_layer.get(name, 0) for name in worker.kv_layers]
+        self._columns, self._records = classes(touches, groups_of, told.of)
+        self._group = [groups_of[one[0]] for one in self._columns]
+        self._masks = [sum(1 << column for column in one) for one in self._columns]
+        self._groups_of = groups_of
         self._windows = {
             at: size for at, (one, size) in enumerate(zip(groups, sizes, strict=False)) if not one.keeps_all
         }
@@ -93,103 +99,105 @@ class _Resolver:
         self._late = LateReads(given, requests, self._sizes[0], watched) if alone else None
         self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
         self._in_time: dict[tuple[int, int], list[Interval]] = defaultdict(list)
-        """(row of a request, column) -> positions that threads read while its blocks were its own."""
-        self._touches, self._names = touches, touches.names
+        """(row of a request, layers) -> positions that threads read while its blocks were its own."""
+        self._names = touches.names
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
         self._found: dict[_Use, dict[tuple[int, Touch], _Gathered]] = {use: {} for use in _Use}
         self._amounts: dict[tuple[int, int], Amounts] = defaultdict(Amounts)
         self._sets_read: dict[int, set[int]] = defaultdict(set)
-        """Column -> sets of slots that were read there."""
+        """Layers -> sets of slots that were read there."""
         self._seen: dict[int, list[Interval]] = {}
-        """Column -> slots that were read in this step."""
+        """Layers -> slots that were read in this step."""
         self._unknown: set[tuple[int, int]] = set()
         self._blind: set[int] = set()
         self._unplaced = 0
         self._blind_writes: dict[int, int] = {}
         self._wrote: set[tuple[int, int]] = set()
-        """(call, column) in which known slots were written."""
+        """(call, layers) in which known slots were written."""
         self._none: set[tuple[int, int]] = set()
-        self._background_t = self._background_step = 0
-
-    def _records(self) -> Iterator[tuple[rows.SlotsTouched, int, int]]:
-        """Each with its layer and the step that was under way."""
-        touches = self._touches
-        records = zip(*(column.tolist() for column in touches.records), strict=True)
-        for record, column, during in zip(
-            records, touches.column.tolist(), touches.during.tolist(), strict=True
-        ):
-            yield rows.SlotsTouched._make(record), column, during
+        background = rows.code(touches.records.head) == _BACKGROUND
+        self._background_t = int(touches.records.t[background].max(initial=0))
+        self._background_step = int(touches.records.step[background].max(initial=0))
 
     def result(self) -> Slots:
         step = 0
         if self._late is not None:
-            for record, column, during in self._records():
+            for one in self._records:
+                record = one.record
                 if not record.slot_set and self._is_read(record):
-                    self._late.reads_unknown(column, during)
+                    self._late.reads_unknown(one.layers, one.during)
                 elif self._is_read(record) and self._is_outer(record):
-                    self._late.reads(column, self._blocks_of(self._set(record.slot_set).full), during)
-        for record, column, during in self._records():
-            if during != step:
-                step = during
+                    blocks = self._blocks_of(self._set(record.slot_set).full)
+                    self._late.reads(one.layers, blocks, one.during)
+        for one in self._records:
+            if one.during != step:
+                step = one.during
                 self._tables.until(step)
                 self._owners.begin(step)
                 self._seen.clear()
-            self._add(record, column, step)
+            self._add(one)
         return Slots(
             reads=self._by_request(_Use.READ),
             writes=self._by_request(_Use.WRITTEN),
             aimed=self._by_request(_Use.AIMED),
             late=self._gone_by_request(),
-            amounts=dict(self._amounts),
-            off=frozenset(self._off()),
+            amounts={
+                (at, column): found
+                for (at, layers), found in self._amounts.items()
+                for column in self._columns[layers]
+            },
+            off=frozenset(column for layers in self._off() for column in self._columns[layers]),
             tables=_known_tables(self._given, self._sizes),
             outside={
                 (row, column): end
                 for (row, group), end in _outside_windows(self._given, self._windows).items()
-                for column, own in enumerate(self._group)
+                for column, own in enumerate(self._groups_of)
                 if own == group
             },
-            unknown=frozenset(self._unknown),
+            unknown=frozenset(self._each(self._unknown)),
             blind=frozenset(self._blind),
             unplaced=self._unplaced,
-            none=frozenset(self._none - self._unknown - self._amounts.keys()),
-            blind_writes=self._blind_writes,
+            none=frozenset(self._each(self._none - self._unknown - self._amounts.keys())),
+            blind_writes={
+                column: at for layers, at in self._blind_writes.items() for column in self._columns[layers]
+            },
             last_background_t=self._background_t,
             last_background_step=self._background_step,
         )
 
-    def _add(self, record: rows.SlotsTouched, column: int, step: int) -> None:
+    def _each(self, found: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """(step, layers) -> (step, column) of each of these layers."""
+        return ((step, column) for step, layers in found for column in self._columns[layers])
+
+    def _add(self, one: Alike) -> None:
+        record, layers, step = one.record, one.layers, one.during
         marks, code = rows.flags(record.head), rows.code(record.head)
         background = code == _BACKGROUND
-        if background:
-            self._background_t = max(self._background_t, record.t)
-            self._background_step = max(self._background_step, record.step)
         read = self._is_read(record)
         wrote = bool(marks & Flag.LOAD) and not (marks & Flag.STORE and not (background or code in _LOADING))
         if not record.slot_set:
             if wrote:
-                self._wrote_unknown(record, column, step)
+                self._wrote_unknown(record, layers, step)
             if read:
-                self._read_unknown(record, column, step)
+                self._read_unknown(record, layers, step)
             return
         if not record.slots and not record.partly:
             if read:
-                self._none.add((record.step or step, column))
+                self._none.add((record.step or step, layers))
             return
-        after = record.t >= self._touches.computed_at(step, column) or not self._knows(step, column, code)
         outer = self._is_outer(record)
         whole = self._set(record.slot_set).full
         how = How(
             background,
             code == hooks.SAVE_LAYER.code,
-            (background or code in _LOADING) and record.t < self._touches.used_at(step, column),
+            (background or code in _LOADING) and not one.used,
         )
-        owned = self._owners.of(whole, self._group[column], after, how) if read else NOBODYS
+        owned = self._owners.of(whole, self._group[layers], one.after, how) if read else NOBODYS
         if read and outer:
-            self._count(record, column, step, owned)
-            self._sets_read[column].add(record.slot_set)
-        late = self._too_late(record, whole, column, step, after) if read and outer else ()
+            self._count(record, layers, step, owned)
+            self._sets_read[layers].add(record.slot_set)
+        late = self._too_late(one, whole) if read and outer else ()
         if read:
             account, to = self._accounts.of(record.call)
             for row, positions, stale in owned.requests:
@@ -198,28 +206,27 @@ class _Resolver:
                     step, 0, 0, positions, stale, background, account=account, late_for=others, sent_to=to
                 )
                 if background and not others:
-                    self._in_time[row, column] += positions
-                self._gather(_Use.READ, row, touch, record.t, column)
+                    self._in_time[row, layers] += positions
+                self._gather(_Use.READ, row, touch, one)
             for row, positions in owned.aimed:
-                self._gather(_Use.AIMED, row, Touch(step, 0, 0, positions, (), background), record.t, column)
+                self._gather(_Use.AIMED, row, Touch(step, 0, 0, positions, (), background), one)
         if wrote:
-            self._wrote.add((record.call, column))
-            after_use = record.t >= self._touches.used_at(step, column)
-            for row, there in self._written_for(whole, column, step, record):
-                touch = Touch(step, 0, 0, there, (), background, after_use, given_out=read)
-                self._gather(_Use.WRITTEN, row, touch, record.t, column)
+            self._wrote.add((record.call, layers))
+            for row, there in self._written_for(one, whole):
+                touch = Touch(step, 0, 0, there, (), background, one.used, given_out=read)
+                self._gather(_Use.WRITTEN, row, touch, one)
 
-    def _read_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
+    def _read_unknown(self, record: rows.SlotsTouched, layers: int, step: int) -> None:
         """Slots were read, and it is not known which."""
-        self._unknown |= {(step, column), (record.step or step, column)}
+        self._unknown |= {(step, layers), (record.step or step, layers)}
         self._blind.add(step)
         self._unplaced = max(self._unplaced, 0 if record.step else step)
 
-    def _wrote_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
+    def _wrote_unknown(self, record: rows.SlotsTouched, layers: int, step: int) -> None:
         """Slots were written, or may have been, and it is not known which. What a call wrote by an address is
         known where it is seen."""
-        if (record.call, column) not in self._wrote:
-            self._blind_writes[column] = step
+        if (record.call, layers) not in self._wrote:
+            self._blind_writes[layers] = step
 
     @staticmethod
     def _is_read(record: rows.SlotsTouched) -> bool:
@@ -233,14 +240,12 @@ class _Resolver:
     def _blocks_of(self, runs: tuple[Interval, ...]) -> frozenset[int]:
         return frozenset(block for block, _, _ in blocks_in(runs, self._sizes[0]))
 
-    def _written_for(
-        self, runs: tuple[Interval, ...], column: int, step: int, record: rows.SlotsTouched
-    ) -> list[tuple[int, tuple[Interval, ...]]]:
+    def _written_for(self, one: Alike, runs: tuple[Interval, ...]) -> list[tuple[int, tuple[Interval, ...]]]:
         """For which request's positions slots were written: those that held the blocks when the work was
         asked for, whoever has them by now; where that is not known those that have them."""
-        group, code = self._group[column], rows.code(record.head)
+        group, code = self._group[one.layers], rows.code(one.record.head)
         meant: dict[int, list[Interval]] = defaultdict(list)
-        for _, row, part in self._asked_for(record, runs, group, step):
+        for _, row, part in self._asked_for(one, runs):
             meant[row].append(part)
         if meant:
             return [(row, tuple(union(positions))) for row, positions in meant.items()]
@@ -249,51 +254,47 @@ class _Resolver:
         owned = self._owners.of(runs, group, True, how)
         return [(row, tuple(union([*fine, *beyond]))) for row, fine, beyond in owned.requests]
 
-    def _asked_for(
-        self, record: rows.SlotsTouched, runs: tuple[Interval, ...], group: int, step: int
-    ) -> Iterator[tuple[int, int, Interval]]:
+    def _asked_for(self, one: Alike, runs: tuple[Interval, ...]) -> Iterator[tuple[int, int, Interval]]:
         """(block, row of a request, its positions) of those that had the blocks when an earlier step asked
         for this work in the background; none where it was not asked for so."""
-        if rows.code(record.head) != _BACKGROUND or not 0 < record.step < step:
+        record, group = one.record, self._group[one.layers]
+        if rows.code(record.head) != _BACKGROUND or not 0 < record.step < one.during:
             return
         size = self._sizes[group]
         for block, low, high in blocks_in(runs, size):
             for holder in self._tables.held_in(group, block, record.step):
                 yield block, holder.row, (holder.place * size + low, holder.place * size + high)
 
-    def _too_late(
-        self, record: rows.SlotsTouched, runs: tuple[Interval, ...], column: int, step: int, after: bool
-    ) -> tuple[int, ...]:
+    def _too_late(self, one: Alike, runs: tuple[Interval, ...]) -> tuple[int, ...]:
         """The requests for which a read of these slots came too late."""
-        gone = self._gone_since_asked(record, runs, column, step, after)
+        gone = self._gone_since_asked(one, runs)
         if not gone and self._late is not None:
             tables, blocks = self._tables, self._blocks_of(runs)
             gone = self._late.gone(
-                column,
+                one.layers,
                 blocks,
-                step,
-                lambda row, block: any(one.row == row for one in tables.holders(0, block)),
+                one.during,
+                lambda row, block: any(holder.row == row for holder in tables.holders(0, block)),
             )
         for row, positions in gone.items():
-            self._gone[row, step, tuple(union(positions))] |= 1 << column
+            self._gone[row, one.during, tuple(union(positions))] |= self._masks[one.layers]
         return tuple(gone)
 
-    def _gone_since_asked(
-        self, record: rows.SlotsTouched, runs: tuple[Interval, ...], column: int, step: int, after: bool
-    ) -> dict[int, list[Interval]]:
+    def _gone_since_asked(self, one: Alike, runs: tuple[Interval, ...]) -> dict[int, list[Interval]]:
         """What the work of a thread came too late for, where the step is known that asked for it: row of a
         request that had the blocks then, and was named -> its positions whose blocks hold another one's
         tokens by now. What was read in time is not too late: a thread may do later work as well."""
         gone: dict[int, list[Interval]] = defaultdict(list)
-        group = self._group[column]
-        for block, row, part in self._asked_for(record, runs, group, step):
-            former = None if after else self._tables.before(group, block)
-            there = {one.row for one in (self._tables.holders(group, block) if former is None else former)}
-            if there and row not in there and self._is_wanted(row, part, column, record.step):
+        group = self._group[one.layers]
+        for block, row, part in self._asked_for(one, runs):
+            former = None if one.after else self._tables.before(group, block)
+            holders = self._tables.holders(group, block) if former is None else former
+            there = {holder.row for holder in holders}
+            if there and row not in there and self._is_wanted(row, part, one.layers, one.record.step):
                 gone[row].append(part)
         return gone
 
-    def _is_wanted(self, row: int, part: Interval, column: int, step: int) -> bool:
+    def _is_wanted(self, row: int, part: Interval, layers: int, step: int) -> bool:
         """Whether a step is known to want a part of a request that no thread has read in this layer: metadata
         up to it names it; of metadata that can't be read: the step computed some of the request."""
         request = self._requests[row]
@@ -303,14 +304,14 @@ class _Resolver:
         )
         if not named and not (request.unread and any(chunk.step == step for chunk in request.chunks)):
             return False
-        return not any(start < part[1] and end > part[0] for start, end in self._in_time[row, column])
+        return not any(start < part[1] and end > part[0] for start, end in self._in_time[row, layers])
 
-    def _gather(self, use: _Use, row: int, touch: Touch, t: int, column: int) -> None:
+    def _gather(self, use: _Use, row: int, touch: Touch, one: Alike) -> None:
         """``touch``: without its time and its layers."""
-        gathered = self._found[use].setdefault((row, touch), _Gathered(t))
-        gathered.columns |= 1 << column
+        gathered = self._found[use].setdefault((row, touch), _Gathered(one.t))
+        gathered.columns |= self._masks[one.layers]
 
-    def _count(self, record: rows.SlotsTouched, column: int, step: int, owned: Owned) -> None:
+    def _count(self, record: rows.SlotsTouched, layers: int, step: int, owned: Owned) -> None:
         """Add what a read took to the amounts."""
         slots = self._set(record.slot_set)
         if slots.slots and slots.slots == owned.loading:
@@ -320,31 +321,26 @@ class _Resolver:
             # Both layers have a record: of the blocks of its own group each counts.
             found = Amounts(read - owned.nobodys, owned.early)
         else:
-            repeated, blank = self._repeated_in(column, slots), owned.nobodys - owned.null
+            repeated, blank = self._repeated_in(layers, slots), owned.nobodys - owned.null
             useless = owned.nobodys + owned.early + repeated
             found = Amounts(read, useless, blank, owned.null, repeated)
-        self._amounts[step, column] = self._amounts[step, column].plus(found)
+        self._amounts[step, layers] = self._amounts[step, layers].plus(found)
 
     def _off(self) -> set[int]:
         """Layers of which several sets were read, each of whole blocks that begin within blocks."""
         return {
-            column
-            for column, sets in self._sets_read.items()
+            layers
+            for layers, sets in self._sets_read.items()
             if len(sets) >= _SEVERAL
-            and all(_skewed(self._set(one).full, self._sizes[self._group[column]]) for one in sets)
+            and all(_skewed(self._set(one).full, self._sizes[self._group[layers]]) for one in sets)
         }
 
-    def _repeated_in(self, column: int, slots: SlotSet) -> int:
+    def _repeated_in(self, layers: int, slots: SlotSet) -> int:
         """How many of these slots were read in this step before; they are by now."""
-        before = self._seen.get(column, [])
+        before = self._seen.get(layers, [])
         now = union([*before, *slots.full])
-        self._seen[column] = now
+        self._seen[layers] = now
         return length(before) + slots.slots - length(now)
-
-    def _knows(self, step: int, column: int, code: int) -> bool:
-        """Whether the trace tells when this layer was computed in this step; where no body was seen at all,
-        what a hook for loading touched came before."""
-        return self._touches.computed_at(step, column) < NEVER or code in _LOADING
 
     def _set(self, ident: int) -> SlotSet:
         known = self._sets.get(ident)

@@ -15,6 +15,7 @@ from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag, Kind, pack_head
 from kvtrace.trace.reader import Spool
 
 _UPDATES = [op.code for op in ops.UPDATES]
+LOADING = [hook.code for hook in hooks.LOADING]
 NEVER = (1 << 62) - 1
 """The time of what did not happen."""
 
@@ -28,9 +29,10 @@ class Touches:
         names: of the spool.
         column: the worker's KV layer, by number.
         during: the last step that had begun by then.
-        computed_t: (step, column) -> when the layer's first op body of that step began, NEVER. Where vLLM's
-            attention came before the agent, and no body is seen: when the layer was waited for.
-        used_t: the same of its attention alone: a body that only writes the KV of new tokens reads none.
+        after: whether the layer had been computed in that step by then, or the trace does not tell; what a
+            hook for loading touched came before, where no body is seen at all.
+        used: whether its attention of that step had begun: a body that only writes the KV of new tokens
+            reads none.
         watched: the steps that were watched for what they read.
     """
 
@@ -38,20 +40,9 @@ class Touches:
     names: Mapping[int, str]
     column: Array
     during: Array
-    steps: Array
-    computed_t: Array
-    used_t: Array
+    after: Array
+    used: Array
     watched: Array
-
-    def computed_at(self, step: int, column: int) -> int:
-        """When a layer was computed in a step, NEVER where that is not in the trace."""
-        at = int(self.steps.searchsorted(step))
-        return int(self.computed_t[at, column])
-
-    def used_at(self, step: int, column: int) -> int:
-        """When a layer's attention began in a step, NEVER where that is not in the trace."""
-        at = int(self.steps.searchsorted(step))
-        return int(self.used_t[at, column])
 
 
 def touches(scan: SpoolScan, worker: Worker) -> Touches:
@@ -70,17 +61,18 @@ def touches(scan: SpoolScan, worker: Worker) -> Touches:
     during = during_which(ran, record.t, record.step)
     here &= during > 0
     order = np.lexsort((record.t[here], during[here]))
-    table = scan.slots[here][order]
-    steps = np.unique(during[here])
-    computed, used = _bodies(scan, worker, columns, steps)
+    record = rows.columns(rows.SlotsTouched, scan.slots[here][order])
+    column, during = column[here][order], during[here][order]
+    steps, at = np.unique(during, return_inverse=True)
+    computed, used = (t[at, column] for t in _bodies(scan, worker, columns, steps))
+    told = (computed < NEVER) | np.isin(rows.code(record.head), LOADING)
     return Touches(
-        records=rows.columns(rows.SlotsTouched, table),
+        records=record,
         names=scan.names,
-        column=column[here][order],
-        during=during[here][order],
-        steps=steps,
-        computed_t=computed,
-        used_t=used,
+        column=column,
+        during=during,
+        after=(record.t >= computed) | ~told,
+        used=record.t >= used,
         watched=ran.watched,
     )
 
@@ -99,7 +91,8 @@ _WAIT = pack_head(Kind.HOOK, code=hooks.WAIT_LAYER.code)
 
 
 def _bodies(scan: SpoolScan, worker: Worker, columns: Mapping[str, int], steps: Array) -> tuple[Array, Array]:
-    """When each layer's first op body, and its first attention, began; shape (steps, KV layers)."""
+    """When each layer's first op body, and its first attention, began; shape (steps, KV layers). Where
+    vLLM's attention came before the agent, and no body is seen: when the layer was waited for."""
     found = np.full((2, len(steps), len(worker.kv_layers)), NEVER, np.int64)
     if not len(steps):
         return found[0], found[1]
