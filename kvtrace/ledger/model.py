@@ -533,6 +533,8 @@ class Run:
     """The book of layers that keep a state a request; None where there is none."""
     outside: Sequence[Outside] = ()
     """What connectors that read KV did outside their processes."""
+    asking: frozenset[str] = frozenset()
+    """Ids of the requests that ask for a transfer between a prefill and a decode engine."""
 
     def workers(self) -> list[Worker]:
         return [worker for engine in self.engines for worker in engine.workers]

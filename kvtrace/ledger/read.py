@@ -248,6 +248,7 @@ def _with_facts(run: Run, scans: Sequence[SpoolScan], every: Sequence[Request]) 
         states=book_of_states(run.engines, every, scans, given_blocks(scans, every)),
         start_failures=reported.start_failures(scans),
         logs=reported.logs(scans),
+        asking=reported.asking(scans),
         config_keys=reported.config_keys(scans),
         unreadable_metadata=reported.unreadable_metadata(scans),
         watch_limits=reported.watch_limits(scans),

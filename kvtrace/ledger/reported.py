@@ -277,6 +277,12 @@ def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:
     return [(scan.pid, fact.where, fact.error) for scan in scans for fact in scan.facts_of(facts.AgentError)]
 
 
+def asking(scans: Sequence[SpoolScan]) -> frozenset[str]:
+    """Engine's ids of the requests that ask for a transfer between a prefill and a decode engine."""
+    said = (fact for scan in scans for fact in scan.facts_of(facts.HandOver))
+    return frozenset(fact.request for fact in said if fact.asks and not fact.returned)
+
+
 def clients(scans: Sequence[SpoolScan]) -> dict[str, str]:
     """Engine's request id -> client's."""
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import loads
+from kvtrace.causes.evidence import loads, transfers
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import count, of_all, plural
@@ -41,8 +41,10 @@ def rule(case: Case) -> Results:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
         return
-    evidence = _repeated(repeated)
+    evidence, unasked = _repeated(repeated), ""
     if consumers:
+        unasked = transfers.not_asked(case, case.engines[consumers[0].engine], [one.id for one in consumers])
+        evidence[:0] = [unasked] if unasked else []
         evidence.insert(
             0,
             f"this engine is a kv_consumer: {of_all(len(consumers), len(asked), 'lookup')} found nothing "
@@ -65,6 +67,7 @@ def rule(case: Case) -> Results:
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(wanting),
         evidence=evidence,
+        remedy=[*([transfers.REMEDY] if unasked else []), CAUSE.remedy],
         events=loads.events(case, wanting, CAUSE),
         headline="the lookups found nothing in the store",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.case import Request, stored_before
+from kvtrace.causes.evidence import transfers
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.intervals import union
 from kvtrace.ledger.model import Engine
@@ -63,6 +64,9 @@ def rule(case: Case) -> Results:
         *_not_explained(case, rows),
         *([f"of {of_all(across, len(rows), 'prompt')} {_ACROSS}"] if across else []),
     ]
+    unasked = transfers.not_asked(case, engine, [r.id for r in without], [r.id for r in stored])
+    if unasked:
+        evidence.insert(0, unasked)
     off = _switched_off(engine) if not stored else []
     if off:
         evidence.append(f"switched off in kv_connector_extra_config: {listed(off)}; this may be the reason")
@@ -70,10 +74,12 @@ def rule(case: Case) -> Results:
     what = ("nothing, or a part alone," if part else "nothing") if without else "a part alone"
     yield case.finding(
         CAUSE,
-        f"{name} offered {what} of {affected} for storing, and no rule that kvtrace knows fits. "
-        "Is that meant?",
+        f"{name} offered {what} of {affected} for storing, "
+        + ("as they ask for no transfer." if unasked else "and no rule that kvtrace knows fits.")
+        + " Is that meant?",
         evidence=evidence,
         events=case.events(CAUSE),
+        remedy=[*([transfers.REMEDY] if unasked else []), CAUSE.remedy],
         headline="blocks that two prefill chunks fill together are not stored"
         if across == len(rows)
         else f"the connector offered {what} of {affected} for storing",
