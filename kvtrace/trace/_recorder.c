@@ -634,7 +634,7 @@ otherwise:
     Py_RETURN_FALSE;
 }
 
-static PyObject *string_size, *string_value, *number_zero;
+static PyObject *string_shape, *string_value;
 
 /* call.end(token, layer name, rows or None), of an op. */
 static PyObject *op_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
@@ -651,10 +651,10 @@ static PyObject *op_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
         (hooked == NULL || !PyUnicode_Check(hooked) || PyUnicode_Compare(hooked, layer)))
         goto otherwise;
     if (args[2] != Py_None) {
-        PyObject *given[] = {args[2], number_zero};
-        PyObject *size = PyObject_VectorcallMethod(string_size, given, 2, NULL);
+        PyObject *shape = PyObject_GetAttr(args[2], string_shape); /* a third of the time that size(0) takes */
+        PyObject *size = shape == NULL ? NULL : PySequence_GetItem(shape, 0);
         int failed = size == NULL || word_of(size, w + 5);
-        Py_XDECREF(size);
+        Py_XDECREF(shape); Py_XDECREF(size);
         if (failed) goto otherwise;
     }
     w[0] = (depth ? c->direct : c->head) | index;
@@ -780,10 +780,9 @@ static const struct { const char *name; int value; } constants[] = {
 
 PyMODINIT_FUNC PyInit__recorder(void) {
     make_crc_table();
-    string_size = PyUnicode_InternFromString("size");
+    string_shape = PyUnicode_InternFromString("shape");
     string_value = PyUnicode_InternFromString("value");
-    number_zero = PyLong_FromLong(0);
-    if (!string_size || !string_value || !number_zero || PyType_Ready(&StoreType) || PyType_Ready(&CallType) ||
+    if (!string_shape || !string_value || PyType_Ready(&StoreType) || PyType_Ready(&CallType) ||
         pthread_atfork(NULL, NULL, in_child))
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     PyObject *module = PyModule_Create(&definition);

@@ -359,7 +359,7 @@ def test_attention_bodies_are_timed(trace: Any, cuda: Cuda, monkeypatch: pytest.
         cuda.work(2 * MS)
 
     body = ops.traced_body(unified_attention_with_output, calls_hook=True)
-    query = SimpleNamespace(size=lambda dim: 5)
+    query = SimpleNamespace(shape=(5, 8))
     step(
         device, 1, lambda: body(query, None, "layer.0"), lambda: body(query, None, SimpleNamespace(value="b"))
     )

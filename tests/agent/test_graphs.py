@@ -94,7 +94,7 @@ def test_each_run_of_a_body_says_layer_rows_mode_and_hook(trace: Any) -> None:
             raise ValueError
         return "out"
 
-    query, bad = SimpleNamespace(size=lambda axis: 24), SimpleNamespace(size=lambda axis: 8)
+    query, bad = SimpleNamespace(shape=(24, 8)), SimpleNamespace(shape=(8, 8))
     opaque = SimpleNamespace(value="b")  # as vLLM wraps the name for torch.compile
     attention = ops.traced_body(unified_attention_with_output, calls_hook=True)
     unified_attention_with_output.__name__ = "unified_kv_cache_update"

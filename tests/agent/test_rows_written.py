@@ -248,7 +248,7 @@ def attention() -> None:
     AGENT.worker.step, AGENT.worker.mode = STEP, 1
     body = ops.traced_body(unified_kv_cache_update, calls_hook=False)
     for _ in range(2):  # the first time the layer is new: the general way; then the short one
-        body(SimpleNamespace(size=lambda axis: 24), "layer.0")
+        body(SimpleNamespace(shape=(24, 8)), "layer.0")
 
 
 def quiet_step() -> None:

@@ -98,7 +98,7 @@ class _Body:
                 # A replay of a FULL graph runs no body: what runs one is a capture, or no replay.
                 flags |= Flag.CAPTURE
             head = self.direct if worker.direct_depth else self.dispatched
-            size = -1 if rows is None else rows.size(0)
+            size = -1 if rows is None else rows.shape[0]
             AGENT.add(
                 (
                     head | flags << 32 | AGENT.thread() << 48,
@@ -167,7 +167,7 @@ def traced_body(body: Callable[..., Any], *, calls_hook: bool) -> Callable[..., 
     for field, text in {
         "guard": "" if _opaque_platform() else _COMPILE_GUARD,
         "rows": rows,
-        "size": "-1" if rows == "None" else f"{rows}.size(0)",
+        "size": "-1" if rows == "None" else f"{rows}.shape[0]",
         "ordinary": f"{hooked} and {_KNOWN_MODE}" if calls_hook else _KNOWN_MODE,
         "skip": str(skip),
         "after": "_kvt_worker.hooked_layer = None" if calls_hook else "pass",
