@@ -151,7 +151,25 @@ def noise(what: Observed) -> float | None:
     return max(found, default=None)
 
 
+def all_proved(one: Asked, what: Observed) -> bool:
+    """Whether all that was loaded for the requests that were asked together is proved, block by block: then
+    the KV is not why an answer is another one."""
+    loads = [other for other in what.plain if other.batch == one.batch and other.given]
+    return bool(loads) and all(_proved(load, what) for load in loads)
+
+
+def _proved(one: Asked, what: Observed) -> bool:
+    size = max(1, what.facts.block)
+    whole = one.given // size * size * one.seen.pairs if one.seen else 0
+    return 0 < whole <= (one.seen.proved if one.seen else 0) and not bad_ends(one, what)
+
+
 def answers_differ(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, str]]:
+    """Those whose answer what was loaded may have changed."""
+    return [found for found in other_answers(asked, what) if not all_proved(found[0], what)]
+
+
+def other_answers(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, str]]:
     """Requests whose answer is not that of the engine without what was loaded, beyond its own noise."""
     found = []
     for one in asked:

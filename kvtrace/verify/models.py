@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 2
+VERSION = 3
 _SEED = 20261123
 _SPREAD = 0.15
 _VOCABULARY = 512
@@ -55,13 +55,13 @@ def _mlp(layer: str) -> Shapes:
     }
 
 
-def _attention(layer: str) -> Shapes:
+def _attention(layer: str, head: int = _HEAD) -> Shapes:
     own = f"{layer}.self_attn"
     return {
-        f"{own}.q_proj.weight": (_HEADS * _HEAD, _HIDDEN),
-        f"{own}.k_proj.weight": (2 * _HEAD, _HIDDEN),
-        f"{own}.v_proj.weight": (2 * _HEAD, _HIDDEN),
-        f"{own}.o_proj.weight": (_HIDDEN, _HEADS * _HEAD),
+        f"{own}.q_proj.weight": (_HEADS * head, _HIDDEN),
+        f"{own}.k_proj.weight": (2 * head, _HIDDEN),
+        f"{own}.v_proj.weight": (2 * head, _HIDDEN),
+        f"{own}.o_proj.weight": (_HIDDEN, _HEADS * head),
     }
 
 
@@ -118,9 +118,8 @@ _STATE, _MAMBA = 32, 256
 """Size of a Mamba2 state, and of what goes through it: four heads of 64."""
 
 
-def _bamba() -> Shapes:
-    found = _outside() | {"model.final_layernorm.weight": (_HIDDEN,)}
-    del found["model.norm.weight"]
+def _granite() -> Shapes:
+    found = _outside()
     for number in range(_LAYERS):
         layer = f"model.layers.{number}"
         own = f"{layer}.mamba"
@@ -135,9 +134,10 @@ def _bamba() -> Shapes:
             f"{own}.norm.weight": (_MAMBA,),
             f"{own}.out_proj.weight": (_HIDDEN, _MAMBA),
         }
-        found |= _attention(layer) if number % 2 else state
-        found |= _norms(layer, "input_layernorm", "pre_ff_layernorm")
-        found |= {name.replace(".mlp.", ".feed_forward."): shape for name, shape in _mlp(layer).items()}
+        found |= _attention(layer, _HIDDEN // _HEADS) if number % 2 else state
+        found |= _norms(layer, *_AROUND)
+        found[f"{layer}.shared_mlp.input_linear.weight"] = (2 * _INNER, _HIDDEN)
+        found[f"{layer}.shared_mlp.output_linear.weight"] = (_HIDDEN, _INNER)
     return found
 
 
@@ -183,14 +183,17 @@ KINDS: Mapping[str, Kind] = {
     ),
     "hybrid": Kind(
         "layers that keep a state a request beside full attention",
-        "BambaForCausalLM",
+        "GraniteMoeHybridForCausalLM",
         {
-            "model_type": "bamba", "attn_layer_indices": [1, 3], "mamba_n_heads": 4, "mamba_d_head": 64,
-            "mamba_d_state": _STATE, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_conv": 4,
-            "mamba_chunk_size": 64, "attn_rotary_emb": _HEAD, "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
+            "model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * (_LAYERS // 2),
+            "head_dim": None, "num_local_experts": 0, "num_experts_per_tok": 0,
+            "shared_intermediate_size": _INNER, "position_embedding_type": "rope", "mamba_n_heads": 4,
+            "mamba_d_head": 64, "mamba_d_state": _STATE, "mamba_expand": 2, "mamba_n_groups": 1,
+            "mamba_d_conv": 4, "mamba_chunk_size": 64, "mamba_conv_bias": True, "mamba_proj_bias": False,
+            "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+            "attention_multiplier": (_HIDDEN // _HEADS) ** -0.5, "attention_bias": False,
         },
-        _bamba,
+        _granite,
     ),
 }  # fmt: skip
 FIRST = "gqa"

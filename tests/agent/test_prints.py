@@ -393,6 +393,19 @@ def test_a_block_spread_over_ranks_is_not_hashed(trace: Any) -> None:
     assert read(trace) == []
 
 
+def test_a_view_without_the_one_head_of_mla_is_hashed(trace: Any) -> None:
+    """vLLM registers it with that dimension, and its layers keep it without."""
+    engine = Engine((BLOCKS, 1, SIZE, 6))
+    context = engine.wrapper.vllm_config.compilation_config.static_forward_context
+    engine.step([1, 2])
+    before = read(trace)
+    for layer in context.values():
+        layer.kv_cache = layer.kv_cache[:, 0]
+    engine.open()
+    engine.step([1, 2])
+    assert len(set(before)) == 2 and read(trace) == before
+
+
 def test_a_kv_cache_that_was_replaced_is_not_hashed(trace: Any) -> None:
     engine = Engine()
     context = engine.wrapper.vllm_config.compilation_config.static_forward_context

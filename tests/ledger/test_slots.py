@@ -229,6 +229,20 @@ def test_a_block_given_to_another_group_is_not_the_first_ones(tmp_path: Path) ->
     assert not any(one.useless for one in slots.amounts.values())
 
 
+def test_before_the_forward_a_block_is_no_former_group_s(tmp_path: Path) -> None:
+    """A hook for loading reads what it is to fill; the layer of the former group lies on the same bytes."""
+    sim = cache(tmp_path, layers=2, groups=[(4, [0]), (4, [1])])
+    sim.give("a", [5], 0, FIRST)
+    sim.give("a", [6], 1, FIRST)
+    compute(sim, "a", 0, 4)
+    sim.give("b", [7], 0, FIRST)
+    sim.give("b", [5], 1, FIRST)
+    step = compute(sim, "b", 0, 4)
+    t = sim.hook_t[0, step, "start_load_kv", ""]
+    sim.touch({0: range(20, 24), 1: range(20, 24)}, flags=STORE | SHARED, t=t, hook="start_load_kv")
+    assert list(owners(sim)) == ["b"]
+
+
 def test_a_table_said_twice_for_a_load_in_the_background(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.arrive(Prompt("a", 12))

@@ -405,12 +405,20 @@ def _tensors(wrapper: Any, layers: Sequence[Sequence[_HashedLayer]]) -> dict[_Ha
     for layer in (layer for group in layers for layer in group):
         held = tensors(getattr(context.get(layer.name), "kv_cache", None))
         known = CACHES.layers.get(layer.name)
-        if len(held) != 1 or known is None or tuple(held[0].shape) != known.shape:
+        if len(held) != 1 or known is None or not _alike(tuple(held[0].shape), known.shape, layer.dim):
             return None
         if held[0].device.type not in _GATHERED:
             return None
         found[layer] = held[0]
     return found
+
+
+def _alike(shape: tuple[int, ...], known: tuple[int, ...], dim: int) -> bool:
+    """Whether two views have the same blocks. MLA's layers keep theirs without the dimension of its one head,
+    with which it was registered (vLLM 0.32.0)."""
+    if shape[: dim + 1] != known[: dim + 1]:
+        return False
+    return [size for size in shape if size > 1] == [size for size in known if size > 1]
 
 
 def _group(filled: Filled) -> int:

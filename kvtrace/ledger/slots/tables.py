@@ -114,8 +114,8 @@ class BlockTables:
             if known and place * size < hit:
                 self._hold(key, (*known, mine))
                 continue
-            self._take_away(record.block + by * i)
             self._before.setdefault(key, known)
+            self._take_away(record.block + by * i)
             self._hold(key, (mine,))
 
     def _holder(self, row: int, place: int) -> Holder:
@@ -124,12 +124,11 @@ class BlockTables:
         return Holder(row, place, since, resumed[after] if after < len(resumed) else _NEVER)
 
     def _take_away(self, block: int) -> None:
-        """A block is given out: no group's layers hold anything in it any more."""
+        """A block is given out: no group's layers hold anything in it any more. What reads it before the
+        step's forward in a layer of another group, on the same memory, does so for the new holder."""
         for group in range(len(self._sizes)):
-            known = self._holders.pop((group, block), None)
-            if known:
+            if self._holders.pop((group, block), None):
                 self._past[group, block].append((self._step, ()))
-                self._before.setdefault((group, block), known)
 
 
 def local_hit(request: Request, step: int) -> int:
