@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.steps.prefixes import digest_of  # noqa: E402
@@ -21,12 +20,12 @@ from kvtrace.agent.watch.operations import CopyWatch  # noqa: E402
 from kvtrace.agent.wrap.proxy import index_of  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
-from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
-from kvtrace.trace.rows import code, detail, flags, kind  # noqa: E402
+from kvtrace.trace.format import Fact, Flag, Kind  # noqa: E402
+from kvtrace.trace.rows import code, detail, flags  # noqa: E402
 
 from . import fakes  # noqa: E402
 from .conftest import recording  # noqa: E402
-from .fakes import step  # noqa: E402
+from .fakes import on_worker, step  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
 CREDIT = round(AgentConfig.credit * 1e9)
@@ -57,11 +56,15 @@ def _hook(row):
 
 def effects(trace):
     """[(hook, direction, layer, slots, bytes, files, target)] in order."""
-    spool, rows = trace.read()
-    rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
+    names = trace.names()
     return [
-        (_hook(row), int(flags(row[:1])[0]), spool.names.get(row[2], ""), *row[4:].tolist()) for row in rows
+        (_hook(row), int(flags(row[:1])[0]), names.get(row[2], ""), *row[4:].tolist())
+        for row in trace.table(Kind.EFFECT)
     ]
+
+
+def watched_steps(trace):
+    return sorted(set(trace.table(Kind.EFFECT)[:, 3].tolist()))
 
 
 def pick(connector, kv, slots):
@@ -69,8 +72,7 @@ def pick(connector, kv, slots):
 
 
 def make(caches, how=pick, cls=fakes.Copying):
-    connector = cls(how)
-    connector = traced(connector, Role.WORKER, cls.__name__)
+    connector = on_worker(cls(how))
     number = index_of(connector)
     connector.register_kv_caches(caches)
     return connector, number
@@ -78,6 +80,13 @@ def make(caches, how=pick, cls=fakes.Copying):
 
 def store(tokens=7):
     return fakes.Work(torch.arange(5, 5 + tokens))
+
+
+def save(connector, caches, work=None):
+    """One call of its save hook, in a step of its own."""
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(work or store()))
+    connector.save_kv_layer("layer.0", caches["layer.0"], None)
 
 
 def load(tokens=6):
@@ -164,10 +173,8 @@ def to_executor_queue(connector, kv, slots):
 )
 def test_ways_out_of_the_cache(trace, caches, how, slots):
     connector, _ = make(caches, how)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
     with torch.inference_mode():
-        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+        save(connector, caches)
     assert [row[:4] for row in effects(trace)] == [("save_kv_layer", Flag.STORE, "layer.0", slots)]
 
 
@@ -243,24 +250,6 @@ def test_entries_of_no_slots_cost_no_sample(trace, caches):
     assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [7, 7]
 
 
-def test_a_connector_that_copies_a_step_later_is_seen_to(trace, caches):
-    """At the beginning of the next step, which has nothing to store by itself."""
-
-    class Late(fakes.Copying):
-        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-            self.kept.append(layer_name)
-
-        def start_load_kv(self, forward_context, **kwargs):
-            while self.kept:
-                self.caches[self.kept.pop()][1:3].clone()
-
-    connector, _ = make(caches, cls=Late)
-    step(connector, caches, store())
-    step(connector, caches, number=2)
-    rows = [row[:4] for row in effects(trace) if row[0] == "start_load_kv" and row[1] == Flag.STORE]
-    assert sorted(rows) == [("start_load_kv", Flag.STORE, f"layer.{n}", 8) for n in (0, 1)]
-
-
 def test_an_address_taken_at_registration_leaves_all_unsure(trace, caches):
     class Pointers(fakes.Copying):
         def register_kv_caches(self, kv_caches):
@@ -305,8 +294,7 @@ def test_memory_that_several_groups_share_is_not_attributed():
 
 def test_slots_come_from_vllms_cache_config_if_there_is_one(caches):
     known = Caches()
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=8), layer_names=["layer.0"])
-    config = SimpleNamespace(num_blocks=BLOCKS * BLOCK // 8, kv_cache_groups=[group])
+    config = fakes.kv_cache_config(BLOCKS * BLOCK // 8, 8, ["layer.0"])
     known.configure(config, {"layer.0": SimpleNamespace(kv_cache=caches["layer.0"])})
     assert known.slot_bytes(known.layers["layer.0"]) == 32
 
@@ -325,9 +313,7 @@ def test_the_files_that_a_call_wrote_and_what_stands_in_them(trace, caches, tmp_
             file.read()
 
     connector, _ = make(caches, write)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
-    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(connector, caches)
     ((_, _, _, slots, size, files, target),) = effects(trace)
     names = ("kv.safetensors", "kv.pt", "kv.txt")
     assert (slots, files) == (7, 3)
@@ -357,9 +343,7 @@ def test_a_file_that_held_something_and_is_written_anew(trace, caches, tmp_path,
             part.replace(path)
 
     connector, _ = make(caches, write)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
-    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(connector, caches)
     (record,) = effects(trace)
     assert bool(record[1] & Flag.REPLACED) is replaced and record[1] & Flag.STORE
     assert record[-1] == digest_of(str(path), AGENT.config.salt)
@@ -378,9 +362,7 @@ def test_an_unknown_native_writer_leaves_the_files_unknown(trace, caches, tmp_pa
         libc.close(descriptor)
 
     connector, _ = make(caches, write)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
-    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(connector, caches)
     ((_, _, _, _, size, files, target),) = effects(trace)
     assert (size, files, target) == (8192, -1, 0)
 
@@ -396,9 +378,7 @@ def test_another_threads_files_and_copies_are_not_this_calls(trace, caches, tmp_
         thread.join()
 
     connector, _ = make(caches, write)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
-    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(connector, caches)
     ((_, _, _, slots, size, files, _),) = effects(trace)
     assert (slots, size, files) == (-1, 0, 0)
 
@@ -412,9 +392,7 @@ def test_every_step_with_work_is_watched_and_says_so(trace, caches):
         AGENT.worker.watched = 0
         step(connector, caches, number=1000 + number)
         watched.append(AGENT.worker.watched)
-    _, rows = trace.read()
-    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
-    assert steps == [*range(1, 71)]
+    assert watched_steps(trace) == [*range(1, 71)]
     assert watched == [int(Flag.STORE | Flag.LOAD), 0] * 70
 
 
@@ -423,8 +401,7 @@ def test_only_the_first_steps_are_watched_if_asked(tmp_path, caches):
         connector, _ = make(caches)
         for number in range(1, 71):
             step(connector, caches, store(2), number=number)
-        _, rows = trace.read()
-        assert sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist())) == [*range(1, 9)]
+        assert watched_steps(trace) == [*range(1, 9)]
 
 
 def test_past_its_budget_the_watch_samples_and_comes_back(trace, caches):
@@ -435,10 +412,8 @@ def test_past_its_budget_the_watch_samples_and_comes_back(trace, caches):
         step(connector, caches, store(2), number=number)
     policy.POLICY.passed(10**12)  # an hour of steps, and a hundredth of it is the watch's
     step(connector, caches, store(2), number=41)
-    _, rows = trace.read()
-    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
     # sampled steps are counted from where sampling began
-    assert steps == [*range(1, 10), 34, 41]
+    assert watched_steps(trace) == [*range(1, 10), 34, 41]
 
 
 @pytest.mark.parametrize("watch", ["full", "sampled"])
@@ -459,8 +434,7 @@ def test_a_budget_without_a_credit_holds_from_the_first_step_on(tmp_path, caches
             step(connector, caches, store(2), number=number)
             policy.POLICY.passed(busy)
             assert took <= busy * number * budget / 2 + policy.FIRST_COST, number
-        _, rows = trace.read()
-        steps = set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist())
+        steps = watched_steps(trace)
         assert steps and min(steps) > 400  # the account holds what a step is taken to cost
         said = trace.facts(Fact.WATCH_LIMITS)
         assert [(fact["kind"], fact["step"]) for fact in said if fact["kind"] == "steps"] == [("steps", 1)]
@@ -479,9 +453,7 @@ def test_the_first_steps_with_work_are_sampled_then_every_32nd(sampled, caches):
     for number in range(1, 71):
         step(connector, caches, store(2), number=number)
         step(connector, caches, number=1000 + number)  # no work: never sampled
-    _, rows = trace.read()
-    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
-    assert steps == [*range(1, 9), 33, 65]
+    assert watched_steps(trace) == [*range(1, 9), 33, 65]
     assert len(connector.kept) == 140
 
 
@@ -490,10 +462,8 @@ def test_a_sampled_step_without_effect_is_looked_at_again(sampled, caches):
     connector, _ = make(caches, lambda *_: None)
     for number in range(1, 100):
         step(connector, caches, store(2), number=number)
-    _, rows = trace.read()
-    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
     # and not for ever
-    assert steps == [*range(1, 9 + policy._MAX_EXTRA), 33, 65, 97]
+    assert watched_steps(trace) == [*range(1, 9 + policy._MAX_EXTRA), 33, 65, 97]
 
 
 def test_mute_metadata_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
@@ -512,8 +482,7 @@ def test_mute_metadata_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
         connector.bind_connector_metadata(fakes.KVConnectorMetadata())
         connector.save_kv_layer("layer.0", caches["layer.0"], None)
         connector.clear_connector_metadata()
-    _, rows = trace.read()
-    rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
+    rows = trace.table(Kind.EFFECT)
     assert rows[:, 3].tolist() == [1, 3] and rows[:, 4].tolist() == [4, 4]
 
 
@@ -530,10 +499,8 @@ def test_an_error_in_a_watched_call_passes_and_leaves_nothing(trace, caches):
 
     before = (sys.gettrace(), sys.getprofile())
     connector, _ = make(caches, fail)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
     with pytest.raises(ValueError, match="disk full") as caught:
-        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+        save(connector, caches)
     assert caught.traceback[-1].name == "fail"
     assert (sys.gettrace(), sys.getprofile()) == before
     assert torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
@@ -544,11 +511,9 @@ def test_a_debugger_or_profiler_keeps_its_place(trace, caches):
     seen = []
     mine = lambda *args: seen.append(args[1]) or None  # noqa: E731
     connector, _ = make(caches, lambda *_: None)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
     sys.setprofile(mine)
     try:
-        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+        save(connector, caches)
         assert sys.getprofile() is mine
     finally:
         sys.setprofile(None)
@@ -557,17 +522,12 @@ def test_a_debugger_or_profiler_keeps_its_place(trace, caches):
 
 
 def test_a_child_connector_has_records_of_its_own(trace, caches):
-    child = fakes.Copying(pick)
-    parent = fakes.Fan(child)
-    parent._block_size = BLOCK
-    parent = traced(parent, Role.WORKER, "MultiConnector")
+    parent = on_worker(fakes.Fan(fakes.Copying(pick)), "MultiConnector")
     top = index_of(parent)
     parent.register_kv_caches(caches)
-    AGENT.worker.step = 1
-    parent.bind_connector_metadata(fakes.WorkMetadata(store(7)))
-    parent.save_kv_layer("layer.0", caches["layer.0"], None)
-    _, rows = trace.read()
-    rows = rows[(kind(rows[:, 0]) == Kind.EFFECT) & (rows[:, 2] > 0)]  # of a layer: not of binding
+    save(parent, caches)
+    rows = trace.table(Kind.EFFECT)
+    rows = rows[rows[:, 2] > 0]  # of a layer: not of binding
     assert sorted(detail(rows[:, 0]).tolist()) == [top, index_of(parent._connectors[0])]
     assert rows[:, 4].tolist() == [7, 7]
     assert not CACHES.address_taken
@@ -588,14 +548,9 @@ def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
             except ValueError:
                 return
 
-    child = fakes.Copying(refused)
-    parent = Careless(child)
-    parent._block_size = BLOCK
-    parent = traced(parent, Role.WORKER, "MultiConnector")
+    parent = on_worker(Careless(fakes.Copying(refused)), "MultiConnector")
     top = index_of(parent)
-    AGENT.worker.step = 1
-    parent.bind_connector_metadata(fakes.WorkMetadata(store(7)))
-    parent.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(parent, caches)
     caught = {fact["type"]: fact["connector"] for fact in trace.facts(Fact.SWALLOWED)}
     assert caught == {"ConnectionRefusedError": index_of(parent._connectors[0]), "ValueError": top}
 

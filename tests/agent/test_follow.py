@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.errors.logs import install as install_logs  # noqa: E402
 from kvtrace.agent.errors.swallowed import THREAD, install_thread_hook  # noqa: E402
-from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.origin import HERE, WorkOrigin  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
@@ -33,11 +31,12 @@ from kvtrace.agent.watch import background  # noqa: E402
 from kvtrace.agent.watch.policy import POLICY  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
-from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
+from kvtrace.trace.format import Fact, Flag, Kind  # noqa: E402
 from kvtrace.trace.reader import Spool, spool_paths  # noqa: E402
 
 from . import fakes  # noqa: E402
 from .conftest import recording  # noqa: E402
+from .fakes import on_worker  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
 
@@ -66,11 +65,13 @@ def caches() -> dict[str, Any]:
 
 
 def made(caches: dict[str, Any], how: Callable[..., Any]) -> Any:
-    connector = Background(how)
-    connector = traced(connector, Role.WORKER, "Background")
+    return registered(Background(how), caches)
+
+
+def registered(connector: Any, caches: dict[str, Any]) -> Any:
+    connector = on_worker(connector)
     connector.register_kv_caches(caches)
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
-    CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
+    CACHES.configure(fakes.kv_cache_config(BLOCKS, BLOCK, list(caches)), {})
     return connector
 
 
@@ -83,14 +84,17 @@ def step(connector: Any, caches: dict[str, Any], number: int) -> None:
     AGENT.worker.step = 0
 
 
+def three_steps(connector: Any, caches: dict[str, Any]) -> None:
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+
+
 def slots(trace: Any) -> list[tuple[int, int, str]]:
     """(step, hook's code, set) of what was read, in the order of the steps."""
-    spool, table = trace.read()
-    found = []
-    for words in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist():
-        row = rows.decode(words)
+    names, found = trace.names(), []
+    for row in trace.rows(Kind.SLOTS):
         assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
-        found.append((row.step, rows.code(row.head), spool.names[row.slot_set] if row.slot_set else ""))
+        found.append((row.step, rows.code(row.head), names[row.slot_set] if row.slot_set else ""))
     return sorted(found)
 
 
@@ -166,8 +170,7 @@ def test_an_executor(trace: Any, caches: dict[str, Any], pool: Any) -> None:
         job()
 
     connector = made(caches, lambda c, job: pool.submit(late, job))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     gate.set()  # all of it runs when step 3 is over
     pool.shutdown()
     assert slots(trace) == THREE_STEPS and len(connector.kept) == 3
@@ -212,8 +215,7 @@ def test_a_thread_for_each_save(trace: Any, caches: dict[str, Any]) -> None:
         threads[-1].join(30)
 
     connector = made(caches, how)
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     assert slots(trace) == THREE_STEPS
 
 
@@ -221,8 +223,7 @@ def test_a_thread_for_each_save(trace: Any, caches: dict[str, Any]) -> None:
 def test_a_thread_with_a_queue(trace: Any, caches: dict[str, Any], kind: type) -> None:
     consumer = Consumer(kind)
     connector = made(caches, lambda c, job: consumer.put(job))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     wait_until(lambda: len(connector.kept) == 3)
     consumer.end()
     assert slots(trace) == THREE_STEPS
@@ -236,8 +237,7 @@ def test_a_thread_older_than_the_agent_is_met_at_its_next_item(
     consumer.put(lambda: None)
     monkeypatch.setattr(background, "_on", True)
     connector = made(caches, lambda c, job: consumer.put(job))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     consumer.end()
     # it waited for its first item in Python's own get: that item's step may be unknown, nothing else
     found = slots(trace)
@@ -294,8 +294,7 @@ def test_buffers_that_go_round_say_nothing_of_the_step(trace: Any, caches: dict[
 
     consumer = Consumer()
     connector = made(caches, lambda c, job: consumer.put(functools.partial(with_buffer, job)))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     consumer.end()
     assert slots(trace) == THREE_STEPS
 
@@ -306,8 +305,7 @@ def test_an_event_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
         await asyncio.sleep(0)
 
     connector = made(caches, lambda c, job: asyncio.run_coroutine_threadsafe(save(job), loop.loop).result(30))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     assert slots(trace) == THREE_STEPS
 
 
@@ -326,8 +324,7 @@ def test_a_callback_and_an_executor_of_the_loop(trace: Any, caches: dict[str, An
         assert done.acquire(timeout=30)
 
     connector = made(caches, how)
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     loop.loop.call_soon_threadsafe(loop.loop.create_task, loop.loop.shutdown_default_executor())
     wait_until(lambda: len(slots(trace)) == 3)
     assert slots(trace) == THREE_STEPS
@@ -625,8 +622,7 @@ def test_a_whole_tensors_memory_that_is_given_out_is_said_once(
 ) -> None:
     kv = caches["layer.0"]
     connector = made(caches, lambda c, job: pool.submit(lambda: c.kept.append(kv.numpy()[1].copy())).result())
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     assert limits(trace) == [("address", "numpy", "save_kv_layer")]
     (fact,) = trace.facts(Fact.WATCH_LIMITS)
     assert fact["connector"] > 0 and fact["step"] == 1 and "test_follow.py" in fact["where"]
@@ -639,8 +635,7 @@ def test_a_load_by_the_address_of_all_may_have_written_anything(trace: Any, cach
     data = ctypes.create_string_buffer(size)
     connector = made(caches, lambda c, job: ctypes.memmove(kv.data_ptr() + 2 * size, data, size))
     step(connector, caches, 1)
-    _, table = trace.read()
-    (unknown,) = [rows.decode(w) for w in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist()]
+    (unknown,) = trace.rows(Kind.SLOTS)
     assert (rows.flags(unknown.head), unknown.slot_set) == (Flag.STORE, 0)  # its hook is for saving
 
 
@@ -662,10 +657,13 @@ def test_steps_with_work_that_are_not_watched_are_said_once(tmp_path: Path, cach
 
 
 class Later(fakes.Copying):
-    """Copies what was saved in a step in the hooks of the next one."""
+    """Copies what was saved in a step in the hook ``at`` of the next one."""
 
     waiting: Any = None
-    at = "wait_for_save"
+
+    def __init__(self, at: str) -> None:
+        super().__init__(lambda *_: None)
+        self.at = at
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         pass
@@ -696,12 +694,7 @@ def test_a_connector_that_copies_a_step_later(
     trace: Any, caches: dict[str, Any], at: str, finishes: bool
 ) -> None:
     """The step after a watched one, and one in which requests end; whatever its metadata says."""
-    connector = Later(lambda *_: None)
-    connector.at = at
-    connector = traced(connector, Role.WORKER, "Later")
-    connector.register_kv_caches(caches)
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
-    CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
+    connector = registered(Later(at), caches)
     for number in (1, 2, 3):
         AGENT.worker.step = AGENT.worker.latest = number
         AGENT.worker.watched = 0
@@ -727,12 +720,7 @@ def test_a_hook_that_was_seen_to_copy_steps_later_is_watched_on(
     trace: Any, caches: dict[str, Any], behind: int, seen: bool
 ) -> None:
     """Not in its first calls alone, and not for as long as nothing is stored."""
-    connector = Later(lambda *_: None)
-    connector.at = "get_finished"
-    connector = traced(connector, Role.WORKER, "Later")
-    connector.register_kv_caches(caches)
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
-    CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
+    connector = registered(Later("get_finished"), caches)
     stores, copies = (1, 40), (4, 40 + behind)
     for number in range(1, 70):
         AGENT.worker.step = AGENT.worker.latest = number

@@ -17,6 +17,8 @@ from kvtrace.agent.kv.caches import Caches  # noqa: E402
 from kvtrace.agent.kv.layout import hint_of, layout_of  # noqa: E402
 from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch  # noqa: E402
 
+from .fakes import kv_cache_config  # noqa: E402
+
 HEADS, CONTENT = 3, 4
 # name -> (shape, which dimension counts blocks, which slots)
 SHAPES = {
@@ -49,10 +51,7 @@ class Cache:
         self.tensors = {name: laid[..., n] for n, name in enumerate(self.names)}
         self.caches = Caches()
         self.caches.register(self.tensors)
-        spec = SimpleNamespace(block_size=size)
-        group = SimpleNamespace(kv_cache_spec=spec, layer_names=self.names)
-        config = SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group])
-        self.caches.configure(config, {})
+        self.caches.configure(kv_cache_config(blocks, size, self.names), {})
         for name in self.names:  # as the backend would say it
             self.caches._hints[name] = {len(self.caches.layers[name].shape): (block, slot)}
         # slot of each element, by layer
@@ -444,8 +443,7 @@ def test_a_view_without_the_one_head_is_the_registered_tensor(
     latents = torch.zeros(6, 1, 4, 8)
     caches = Caches()
     caches.register({"layer.0": latents})
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4), layer_names=["layer.0"])
-    caches.configure(SimpleNamespace(num_blocks=6, kv_cache_groups=[group]), {})
+    caches.configure(kv_cache_config(6, 4, ["layer.0"]), {})
     registered = caches.layout(caches.layers["layer.0"])
     caches.add("layer.0", latents.squeeze(1))
     seen_in_a_hook = caches.layout(caches.layers["layer.0"])
@@ -457,11 +455,7 @@ def test_layers_of_one_memory_are_told_apart_where_they_can_be() -> None:
     """Two layers of different groups on the same bytes: both may be meant, but for the one that was named."""
     cache = plain()
     cache.caches.register({"layer.0": cache.tensors["layer.0"], "other": cache.tensors["layer.0"]})
-    group = [
-        SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4), layer_names=[name])
-        for name in ("layer.0", "other")
-    ]
-    cache.caches.configure(SimpleNamespace(num_blocks=4, kv_cache_groups=group), {})
+    cache.caches.configure(kv_cache_config(4, 4, ["layer.0"], ["other"]), {})
     for named, names in ((None, {"layer.0", "other"}), ("other", {"other"})):
         watch = CopyWatch(cache.caches, named)
         watch.start()

@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import looks
 import pytest
 
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.wrap.proxy import index_of
-from kvtrace.trace.format import Role
 
 from . import fakes
+from .fakes import on_worker
 
 EXTRA = {"path": "/x", "nested": {"unit": [1, 2]}}
 
@@ -70,8 +69,7 @@ def _found(connector: Any, cls: Any) -> list[str]:
 
 def test_a_connector_finds_the_same_traced_and_untraced(trace: Any) -> None:
     untraced = found(Curious(), Curious)
-    connector = Curious()
-    connector = traced(connector, Role.WORKER, "Curious")
+    connector = on_worker(Curious())
     assert index_of(connector), "it is traced"
     assert found(connector, Curious) == untraced
     assert Curious.made == [], "no subclass is announced to the user's class"
@@ -87,8 +85,7 @@ def test_no_frame_of_ours_stands_in_a_traceback(
         return looks.of_exception(raises)
 
     plain = lines(Curious().wait_for_save)
-    connector = Curious()
-    connector = traced(connector, Role.WORKER, "Curious")
+    connector = on_worker(Curious())
     if watched:
         monkeypatch.setattr(AGENT.worker, "watch_store", object())
     assert lines(connector.wait_for_save) == plain
