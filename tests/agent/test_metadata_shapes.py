@@ -16,7 +16,7 @@ from kvtrace.agent.metadata import Declared, StepRequests, is_empty, read
 from kvtrace.trace.format import Flag
 
 from .fakes import KVConnectorMetadata
-from .holding import Req, slots, step
+from .holding import Req, rows, slots, step
 
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
 A, B, C, D = "req-a", "req-b", "req-c", "req-d"
@@ -52,14 +52,6 @@ def said(meta: Any, holdings: StepRequests | None = None) -> list[tuple[Any, ...
     found = declared(meta, holdings)
     assert found.readable and not found.problems, found.problems
     return rows(found)
-
-
-def rows(found: Declared) -> list[tuple[Any, ...]]:
-    return sorted(
-        (one.req_id or "", int(one.direction), one.start, one.slots if one.slots >= 0 else one.tokens)
-        for one in found.entries
-        if one.direction
-    )
 
 
 def not_understood(meta: Any, holdings: StepRequests | None = None) -> list[tuple[str, str]]:
