@@ -64,18 +64,18 @@ def caches() -> dict[str, Any]:
     return {"layer.0": torch.randn(BLOCKS, BLOCK, 8)}
 
 
-def made(caches: dict[str, Any], how: Callable[..., Any]) -> Any:
+def made(caches: Any, how: Callable[..., Any]) -> Any:
     return registered(Background(how), caches)
 
 
-def registered(connector: Any, caches: dict[str, Any]) -> Any:
+def registered(connector: Any, caches: Any) -> Any:
     connector = on_worker(connector)
     connector.register_kv_caches(caches)
     CACHES.configure(fakes.kv_cache_config(BLOCKS, BLOCK, list(caches)), {})
     return connector
 
 
-def step(connector: Any, caches: dict[str, Any], number: int) -> None:
+def step(connector: Any, caches: Any, number: int) -> None:
     AGENT.worker.step = AGENT.worker.latest = number
     connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(torch.arange(4))))
     for name, kv in caches.items():
@@ -84,7 +84,7 @@ def step(connector: Any, caches: dict[str, Any], number: int) -> None:
     AGENT.worker.step = 0
 
 
-def three_steps(connector: Any, caches: dict[str, Any]) -> None:
+def three_steps(connector: Any, caches: Any) -> None:
     for number in (1, 2, 3):
         step(connector, caches, number)
 
@@ -162,7 +162,7 @@ def loop() -> Iterator[Loop]:
 THREE_STEPS = [(number, 0, f"{number * BLOCK}+{BLOCK}") for number in (1, 2, 3)]
 
 
-def test_an_executor(trace: Any, caches: dict[str, Any], pool: Any) -> None:
+def test_an_executor(trace: Any, caches: Any, pool: Any) -> None:
     gate = threading.Event()
 
     def late(job: Any) -> None:
@@ -176,7 +176,7 @@ def test_an_executor(trace: Any, caches: dict[str, Any], pool: Any) -> None:
     assert slots(trace) == THREE_STEPS and len(connector.kept) == 3
 
 
-def test_a_job_costs_a_bounded_number_of_calls(trace: Any, caches: dict[str, Any]) -> None:
+def test_a_job_costs_a_bounded_number_of_calls(trace: Any, caches: Any) -> None:
     """Of Python functions, which tell the same on a busy machine: 30 us or so in one thread (docs/run.md)."""
     jobs: list[Any] = []
     module = concurrent.futures.thread
@@ -206,7 +206,7 @@ def test_a_job_costs_a_bounded_number_of_calls(trace: Any, caches: dict[str, Any
     assert 20 * len(jobs) < calls < 200 * len(jobs)
 
 
-def test_a_thread_for_each_save(trace: Any, caches: dict[str, Any]) -> None:
+def test_a_thread_for_each_save(trace: Any, caches: Any) -> None:
     threads = []
 
     def how(connector: Any, job: Any) -> None:
@@ -220,7 +220,7 @@ def test_a_thread_for_each_save(trace: Any, caches: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [queue.Queue, queue.LifoQueue])
-def test_a_thread_with_a_queue(trace: Any, caches: dict[str, Any], kind: type) -> None:
+def test_a_thread_with_a_queue(trace: Any, caches: Any, kind: type) -> None:
     consumer = Consumer(kind)
     connector = made(caches, lambda c, job: consumer.put(job))
     three_steps(connector, caches)
@@ -230,7 +230,7 @@ def test_a_thread_with_a_queue(trace: Any, caches: dict[str, Any], kind: type) -
 
 
 def test_a_thread_older_than_the_agent_is_met_at_its_next_item(
-    trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    trace: Any, caches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = Consumer()
     monkeypatch.setattr(background, "_on", False)
@@ -246,7 +246,7 @@ def test_a_thread_older_than_the_agent_is_met_at_its_next_item(
 
 
 def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
-    trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    trace: Any, caches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = Consumer(queue.SimpleQueue)
     connector = made(caches, lambda c, job: consumer.put(job))
@@ -260,7 +260,7 @@ def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
     assert (0, 0, "24+4") in slots(trace), "the thread was started for step 1, and this is step 6's work"
 
 
-def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: dict[str, Any]) -> None:
+def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: Any) -> None:
     """It waits in C for its next item, and none comes."""
     consumer = Consumer(queue.SimpleQueue)
     connector = made(caches, lambda c, job: consumer.put(job))
@@ -273,7 +273,7 @@ def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: dict[str
     assert slots(trace) == THREE_STEPS[:1]
 
 
-def test_work_that_ends_between_steps_is_written_at_once(trace: Any, caches: dict[str, Any]) -> None:
+def test_work_that_ends_between_steps_is_written_at_once(trace: Any, caches: Any) -> None:
     consumer = Consumer()
     connector = made(caches, lambda c, job: consumer.put(job))
     step(connector, caches, 1)
@@ -283,7 +283,7 @@ def test_work_that_ends_between_steps_is_written_at_once(trace: Any, caches: dic
     assert Kind.SLOTS in kinds
 
 
-def test_buffers_that_go_round_say_nothing_of_the_step(trace: Any, caches: dict[str, Any]) -> None:
+def test_buffers_that_go_round_say_nothing_of_the_step(trace: Any, caches: Any) -> None:
     free: queue.Queue[Any] = queue.Queue()
     free.put("buffer")
 
@@ -299,7 +299,7 @@ def test_buffers_that_go_round_say_nothing_of_the_step(trace: Any, caches: dict[
     assert slots(trace) == THREE_STEPS
 
 
-def test_an_event_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+def test_an_event_loop(trace: Any, caches: Any, loop: Loop) -> None:
     async def save(job: Any) -> None:
         job()
         await asyncio.sleep(0)
@@ -309,7 +309,7 @@ def test_an_event_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
     assert slots(trace) == THREE_STEPS
 
 
-def test_a_callback_and_an_executor_of_the_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+def test_a_callback_and_an_executor_of_the_loop(trace: Any, caches: Any, loop: Loop) -> None:
     done = threading.Semaphore(0)
 
     def finish(job: Any) -> None:
@@ -330,7 +330,7 @@ def test_a_callback_and_an_executor_of_the_loop(trace: Any, caches: dict[str, An
     assert slots(trace) == THREE_STEPS
 
 
-def test_an_asyncio_queue(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+def test_an_asyncio_queue(trace: Any, caches: Any, loop: Loop) -> None:
     jobs: Any = None
 
     async def consume() -> None:
@@ -350,7 +350,7 @@ def test_an_asyncio_queue(trace: Any, caches: dict[str, Any], loop: Loop) -> Non
     assert slots(trace) == THREE_STEPS
 
 
-def test_work_that_is_nobody_s_is_left_alone(trace: Any, caches: dict[str, Any], pool: Any) -> None:
+def test_work_that_is_nobody_s_is_left_alone(trace: Any, caches: Any, pool: Any) -> None:
     made(caches, lambda *_: None)
     # functions of the standard library and of torch, handed over outside any hook
     assert pool.submit(torch.clone, caches["layer.0"][1]).result(30).shape == (BLOCK, 8)
@@ -369,7 +369,7 @@ def swallowed(trace: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_an_exception_in_a_future_that_nobody_asks(trace: Any, caches: dict[str, Any], pool: Any) -> None:
+def test_an_exception_in_a_future_that_nobody_asks(trace: Any, caches: Any, pool: Any) -> None:
     connector = made(caches, lambda c, job: pool.submit(c.fail))
     step(connector, caches, 2)
     pool.shutdown()
@@ -378,9 +378,7 @@ def test_an_exception_in_a_future_that_nobody_asks(trace: Any, caches: dict[str,
     assert "hunter2" not in fact["message"] and fact["connector"] > 0
 
 
-def test_a_future_that_is_asked_in_the_hook_is_one_exception(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_a_future_that_is_asked_in_the_hook_is_one_exception(trace: Any, caches: Any, pool: Any) -> None:
     def how(connector: Any, job: Any) -> None:
         try:
             pool.submit(connector.fail).result()
@@ -393,9 +391,7 @@ def test_a_future_that_is_asked_in_the_hook_is_one_exception(
     assert len(swallowed(trace)) == 1
 
 
-def test_a_futures_exception_logged_or_raised_again_is_one(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_a_futures_exception_logged_or_raised_again_is_one(trace: Any, caches: Any, pool: Any) -> None:
     def how(connector: Any, job: Any) -> None:
         error = pool.submit(connector.fail).exception()
         try:
@@ -411,7 +407,7 @@ def test_a_futures_exception_logged_or_raised_again_is_one(
     assert [number for _, number, *_ in swallowed(trace)] == [2, 3, 4]
 
 
-def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: dict[str, Any]) -> None:
+def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: Any) -> None:
     consumer = Consumer()
     connector: Any = None
 
@@ -431,7 +427,7 @@ def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: dict[str, A
     assert swallowed(trace) == [("thread", 2, "ConnectionRefusedError", "fail")]
 
 
-def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: Any, loop: Loop) -> None:
     async def upload(connector: Any) -> None:
         await asyncio.sleep(0)
         connector.fail()
@@ -447,7 +443,7 @@ def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: dict[str, Any], 
 
 
 def test_an_exception_that_ends_a_thread_is_said_once(
-    trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    trace: Any, caches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     install_thread_hook()
@@ -462,9 +458,7 @@ def test_an_exception_that_ends_a_thread_is_said_once(
     assert swallowed(trace) == []
 
 
-def test_a_librarys_exception_names_it_and_the_connectors_line(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_a_librarys_exception_names_it_and_the_connectors_line(trace: Any, caches: Any, pool: Any) -> None:
     def upload() -> None:
         try:
             socket.create_connection(("127.0.0.1", 1), timeout=5)
@@ -480,7 +474,7 @@ def test_a_librarys_exception_names_it_and_the_connectors_line(
 
 
 @pytest.mark.parametrize("kind", [queue.Queue, asyncio.Queue])
-def test_a_full_queue_that_drops_what_comes(trace: Any, caches: dict[str, Any], kind: type) -> None:
+def test_a_full_queue_that_drops_what_comes(trace: Any, caches: Any, kind: type) -> None:
     jobs: Any = kind(1)
     jobs.put_nowait(None)
 
@@ -495,7 +489,7 @@ def test_a_full_queue_that_drops_what_comes(trace: Any, caches: dict[str, Any], 
 
 
 def test_a_lookup_that_missed_is_told_from_work_that_was_lost(
-    trace: Any, caches: dict[str, Any], tmp_path: Path
+    trace: Any, caches: Any, tmp_path: Path
 ) -> None:
     def save(job: Any, look_first: bool) -> None:
         if not look_first:
@@ -516,9 +510,7 @@ def test_a_lookup_that_missed_is_told_from_work_that_was_lost(
     ]
 
 
-def test_an_exception_that_a_library_of_the_background_catches(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_an_exception_that_a_library_of_the_background_catches(trace: Any, caches: Any, pool: Any) -> None:
     """A retry decorator, an event bus: nothing of the connector's own handles it."""
     namespace: dict[str, Any] = {}
     text = "def calling(function):\n  try: function()\n  except Exception: pass\n"
@@ -533,7 +525,7 @@ def test_an_exception_that_a_library_of_the_background_catches(
 
 
 def test_results_exceptions_names_and_flags_are_what_they_were(
-    trace: Any, caches: dict[str, Any], pool: Any, loop: Loop
+    trace: Any, caches: Any, pool: Any, loop: Loop
 ) -> None:
     connector = made(caches, lambda *_: None)
     seen: dict[str, Any] = {}
@@ -573,7 +565,7 @@ def test_results_exceptions_names_and_flags_are_what_they_were(
 
 
 def test_a_recorder_that_fails_changes_nothing(
-    trace: Any, caches: dict[str, Any], pool: Any, monkeypatch: pytest.MonkeyPatch
+    trace: Any, caches: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connector = made(caches, lambda c, job: c.kept.append(pool.submit(job)))
     monkeypatch.setattr("kvtrace.agent.watch.work.Work.start", lambda self: 1 / 0)
@@ -583,9 +575,7 @@ def test_a_recorder_that_fails_changes_nothing(
     assert AGENT._failures == 1
 
 
-def test_work_past_its_budget_keeps_its_step_and_exception(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_work_past_its_budget_keeps_its_step_and_exception(trace: Any, caches: Any, pool: Any) -> None:
     traced_there = []
 
     def late(connector: Any, job: Any) -> None:
@@ -617,9 +607,7 @@ def limits(trace: Any) -> list[tuple[str, str, str]]:
     return [(fact["kind"], fact["what"], fact["hook"]) for fact in trace.facts(Fact.WATCH_LIMITS)]
 
 
-def test_a_whole_tensors_memory_that_is_given_out_is_said_once(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_a_whole_tensors_memory_that_is_given_out_is_said_once(trace: Any, caches: Any, pool: Any) -> None:
     kv = caches["layer.0"]
     connector = made(caches, lambda c, job: pool.submit(lambda: c.kept.append(kv.numpy()[1].copy())).result())
     three_steps(connector, caches)
@@ -629,7 +617,7 @@ def test_a_whole_tensors_memory_that_is_given_out_is_said_once(
     assert slots(trace) == [(number, 0, "") for number in (1, 2, 3)]  # slots were read, which is not known
 
 
-def test_a_load_by_the_address_of_all_may_have_written_anything(trace: Any, caches: dict[str, Any]) -> None:
+def test_a_load_by_the_address_of_all_may_have_written_anything(trace: Any, caches: Any) -> None:
     kv = caches["layer.0"]
     size = kv.stride(0) * kv.element_size()
     data = ctypes.create_string_buffer(size)
@@ -639,7 +627,7 @@ def test_a_load_by_the_address_of_all_may_have_written_anything(trace: Any, cach
     assert (rows.flags(unknown.head), unknown.slot_set) == (Flag.STORE, 0)  # its hook is for saving
 
 
-def test_another_process_is_said(trace: Any, caches: dict[str, Any]) -> None:
+def test_another_process_is_said(trace: Any, caches: Any) -> None:
     connector = made(caches, lambda c, job: subprocess.run([sys.executable, "-c", ""], check=True))
     step(connector, caches, 1)
     subprocess.run([sys.executable, "-c", ""], check=True)  # nobody's
@@ -647,7 +635,7 @@ def test_another_process_is_said(trace: Any, caches: dict[str, Any]) -> None:
     assert found[0] == "process" and found[1].startswith("python") and found[2] == "save_kv_layer"
 
 
-def test_steps_with_work_that_are_not_watched_are_said_once(tmp_path: Path, caches: dict[str, Any]) -> None:
+def test_steps_with_work_that_are_not_watched_are_said_once(tmp_path: Path, caches: Any) -> None:
     with recording(tmp_path, "first") as trace:
         connector = made(caches, lambda c, job: job())
         for number in range(1, 13):
@@ -690,9 +678,7 @@ class Later(fakes.Copying):
 
 @pytest.mark.parametrize("at", ["start_load_kv", "wait_for_save", "get_finished", "handle_preemptions"])
 @pytest.mark.parametrize("finishes", [False, True])
-def test_a_connector_that_copies_a_step_later(
-    trace: Any, caches: dict[str, Any], at: str, finishes: bool
-) -> None:
+def test_a_connector_that_copies_a_step_later(trace: Any, caches: Any, at: str, finishes: bool) -> None:
     """The step after a watched one, and one in which requests end; whatever its metadata says."""
     connector = registered(Later(at), caches)
     for number in (1, 2, 3):
@@ -717,7 +703,7 @@ def test_a_connector_that_copies_a_step_later(
 
 @pytest.mark.parametrize(("behind", "seen"), [(3, True), (20, False)])
 def test_a_hook_that_was_seen_to_copy_steps_later_is_watched_on(
-    trace: Any, caches: dict[str, Any], behind: int, seen: bool
+    trace: Any, caches: Any, behind: int, seen: bool
 ) -> None:
     """Not in its first calls alone, and not for as long as nothing is stored."""
     connector = registered(Later("get_finished"), caches)
@@ -753,7 +739,7 @@ def test_whose_work_a_thread_does_is_known_by_its_latest_item(trace: Any) -> Non
     assert found == [0, 2]
 
 
-def test_what_a_piece_reads_in_a_later_step_is_told_apart(trace: Any, caches: dict[str, Any]) -> None:
+def test_what_a_piece_reads_in_a_later_step_is_told_apart(trace: Any, caches: Any) -> None:
     """A block may have another holder by then. The halves of a slot stay together."""
     made(caches, lambda c, job: None)
     kv = caches["layer.0"]
