@@ -6,14 +6,13 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from launching import ENVIRON, RUN
 
-import kvtrace
 from kvtrace.launch import private
 from kvtrace.launch.errors import LaunchError
 from kvtrace.launch.overlay import make_overlay
@@ -181,13 +180,8 @@ def test_run_refuses_in_one_line_and_runs_nothing(shared: Path, given_away: Call
     if ROOT:
         given_away(theirs)
     output = theirs if ROOT else theirs / "run"
-    done = subprocess.run(
-        [sys.executable, "-m", "kvtrace", "run", "-o", str(output), "--", "touch", str(shared / "ran")],
-        cwd=shared,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(kvtrace.__file__).parents[1])},
-    )
+    command = [*RUN, "-o", str(output), "--", "touch", str(shared / "ran")]
+    done = subprocess.run(command, cwd=shared, env=ENVIRON, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("kvtrace: ") and done.stderr.count("\n") == 1 and "-o DIR" in done.stderr
     assert sorted(os.listdir(shared)) == ["r1"] and os.listdir(theirs) == []
