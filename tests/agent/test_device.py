@@ -27,7 +27,7 @@ from kvtrace.trace.format import DETAIL_IS_OP, Fact, Flag, Kind, Stop
 from kvtrace.trace.rows import code, detail, flags
 
 from . import fakes
-from .fake_cuda import Cuda, Stream
+from .fake_cuda import Cuda, Stream, on_cuda
 from .fakes import on_worker
 
 MS = 1_000_000
@@ -36,9 +36,7 @@ MS = 1_000_000
 @pytest.fixture
 def cuda(trace: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
     fake = Cuda()
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake, __version__="2.11"))
-    platform = SimpleNamespace(device_type="cuda", opaque_attention_op=lambda: True)
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    on_cuda(monkeypatch, fake)
     monkeypatch.setattr(device_module, "clock", fake.clock)
     return fake
 

@@ -18,6 +18,7 @@ from kvtrace.trace.format import Dispatch, Fact, Flag, Kind, Skip
 from kvtrace.trace.rows import code, detail, flags
 
 from . import fakes
+from .fake_cuda import on_cuda
 
 pytestmark = pytest.mark.usefixtures("each_recorder")
 
@@ -139,9 +140,7 @@ def test_bodies_run_while_capturing_are_marked(trace: Any, monkeypatch: pytest.M
         return bool(state.capturing)
 
     cuda = SimpleNamespace(is_current_stream_capturing=is_current_stream_capturing)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    platform = SimpleNamespace(device_type="cuda", opaque_attention_op=lambda: True)
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    on_cuda(monkeypatch, cuda)
 
     def unified_attention_with_output(query: Any, layer_name: str) -> None: ...
 

@@ -166,15 +166,6 @@ def test_a_segment_of_shared_memory(trace, kv):
         held[0].unlink()
 
 
-def test_a_file_that_the_connector_removes(trace, kv, tmp_path):
-    def how(step, layer):
-        (tmp_path / "a").write_bytes(data_of(layer))
-        (tmp_path / "a").unlink()
-
-    saves(kv, how)
-    assert (Way.NAME, "a", 0, "", 0) in outside(trace)
-
-
 def test_names_and_sizes_are_looked_at_once_and_nothing_opened(trace, kv, tmp_path):
     def how(step, layer):
         (tmp_path / f"{step}.part").write_bytes(data_of(layer))

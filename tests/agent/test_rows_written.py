@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ from kvtrace.trace.format import (
 from kvtrace.trace.reader import Spool, spool_paths
 
 from . import fakes
-from .fake_cuda import Cuda, Stream
+from .fake_cuda import Cuda, Stream, on_cuda
 
 pytestmark = pytest.mark.usefixtures("each_recorder")
 
@@ -307,9 +306,7 @@ def watched_save(patch: pytest.MonkeyPatch) -> None:
 def timed_step(patch: pytest.MonkeyPatch) -> None:
     """Three calls with times, one whose times are lost, two that get no pair."""
     cuda = Cuda()
-    patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__="2.11"))
-    platform = SimpleNamespace(device_type="cuda", opaque_attention_op=lambda: True)
-    patch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    on_cuda(patch, cuda)
     patch.setattr(device_module, "clock", cuda.clock)
     assert AGENT.config is not None
     AGENT.config = dataclass_replace(AGENT.config, device_timing="full")
