@@ -84,6 +84,12 @@ def step(connector: Any, caches: Any, number: int) -> None:
     AGENT.worker.step = 0
 
 
+def in_one_step(caches: Any, how: Callable[..., Any], ends: Callable[[], object]) -> None:
+    """The second; ``ends`` comes back when the work is done."""
+    step(made(caches, how), caches, 2)
+    ends()
+
+
 def three_steps(connector: Any, caches: Any) -> None:
     for number in (1, 2, 3):
         step(connector, caches, number)
@@ -370,9 +376,7 @@ def swallowed(trace: Any) -> list[tuple[Any, ...]]:
 
 
 def test_an_exception_in_a_future_that_nobody_asks(trace: Any, caches: Any, pool: Any) -> None:
-    connector = made(caches, lambda c, job: pool.submit(c.fail))
-    step(connector, caches, 2)
-    pool.shutdown()
+    in_one_step(caches, lambda c, job: pool.submit(c.fail), pool.shutdown)
     assert swallowed(trace) == [("executor", 2, "ConnectionRefusedError", "fail")]
     (fact,) = trace.facts(Fact.SWALLOWED)
     assert "hunter2" not in fact["message"] and fact["connector"] > 0
@@ -385,9 +389,7 @@ def test_a_future_that_is_asked_in_the_hook_is_one_exception(trace: Any, caches:
         except ConnectionRefusedError:
             return
 
-    connector = made(caches, how)
-    step(connector, caches, 2)
-    pool.shutdown()
+    in_one_step(caches, how, pool.shutdown)
     assert len(swallowed(trace)) == 1
 
 
@@ -409,9 +411,8 @@ def test_a_futures_exception_logged_or_raised_again_is_one(trace: Any, caches: A
 
 def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: Any) -> None:
     consumer = Consumer()
-    connector: Any = None
 
-    def careful() -> None:
+    def careful(connector: Any) -> None:
         try:
             connector.fail()
         except OSError:
@@ -421,9 +422,7 @@ def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: Any) -> Non
         except KeyError:
             pass
 
-    connector = made(caches, lambda c, job: consumer.put(careful))
-    step(connector, caches, 2)
-    consumer.end()
+    in_one_step(caches, lambda c, job: consumer.put(functools.partial(careful, c)), consumer.end)
     assert swallowed(trace) == [("thread", 2, "ConnectionRefusedError", "fail")]
 
 
@@ -465,9 +464,7 @@ def test_a_librarys_exception_names_it_and_the_connectors_line(trace: Any, cache
         except OSError:
             pass
 
-    connector = made(caches, lambda c, job: pool.submit(upload))
-    step(connector, caches, 2)
-    pool.shutdown()
+    in_one_step(caches, lambda c, job: pool.submit(upload), pool.shutdown)
     (fact,) = trace.facts(Fact.SWALLOWED)
     assert fact["where"].endswith("in upload") and fact["inside"].endswith("in create_connection")
     assert (fact["hook"], fact["asked_by"], fact["step"]) == ("executor", "save_kv_layer", 2)
@@ -515,9 +512,7 @@ def test_an_exception_that_a_library_of_the_background_catches(trace: Any, cache
     namespace: dict[str, Any] = {}
     text = "def calling(function):\n  try: function()\n  except Exception: pass\n"
     exec(compile(text, "/x/site-packages/bus/__init__.py", "exec"), namespace)
-    connector = made(caches, lambda c, job: pool.submit(namespace["calling"], c.fail))
-    step(connector, caches, 2)
-    pool.shutdown()
+    in_one_step(caches, lambda c, job: pool.submit(namespace["calling"], c.fail), pool.shutdown)
     assert swallowed(trace) == [("executor", 2, "ConnectionRefusedError", "fail")]
 
 
