@@ -10,7 +10,26 @@ import numpy as np
 
 from kvtrace.agent.metadata import Admissions, Declared, StepRequests
 
+from .fakes import KVConnectorMetadata
+
 BLOCK = 16
+
+
+class Meta(KVConnectorMetadata):
+    """Metadata with these fields."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+    def __repr__(self) -> str:
+        return f"Meta({vars(self)})"
+
+
+def plain(value: Any) -> str:
+    """All that a metadata holds, as text."""
+    if hasattr(value, "__dict__"):
+        return repr({name: plain(item) for name, item in vars(value).items()})
+    return repr(value)
 
 
 @dataclass

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from kvtrace.agent.metadata import Declared, read
 from kvtrace.trace.format import Flag
 
-from .fakes import KVConnectorMetadata
-from .holding import Req, slots, step
+from .holding import Meta, Req, plain, slots, step
 
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
 Draw = Any
@@ -34,11 +33,6 @@ class Planned:
     direction: int
     start: int
     end: int
-
-
-class Meta(KVConnectorMetadata):
-    def __repr__(self) -> str:
-        return f"Meta({vars(self)})"
 
 
 quiet = st.text("bcdfghjklmpqrstvwxz", min_size=3, max_size=7)
@@ -286,21 +280,15 @@ def read_tokens(found: Declared, requests: dict[str, Req], size: int) -> Covered
     return covered
 
 
-def freeze(value: Any) -> str:
-    if hasattr(value, "__dict__"):
-        return repr({name: freeze(item) for name, item in vars(value).items()})
-    return repr(value)
-
-
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_what_is_read_is_what_was_planned(data: Any):
     requests, size = data.draw(worlds())
     planned = data.draw(plans(requests, size))
     meta = data.draw(written(planned, requests, size))
-    before = freeze(meta)
+    before = plain(meta)
     found = read(meta, step(requests, (size,)))
-    assert freeze(meta) == before
+    assert plain(meta) == before
     expected, got = tokens_of(planned, requests, size), read_tokens(found, requests, size)
     for direction, covered in got.items():
         assert covered <= expected[direction], (direction, covered - expected[direction], found, meta)
@@ -334,8 +322,8 @@ anything = st.recursive(
 @given(anything, st.booleans())
 def test_reading_raises_nothing_and_changes_nothing(meta: Any, known: bool):
     requests = {"req-a": Req(([11, 12, 13],), 48, now=48)}
-    before = freeze(meta)
+    before = plain(meta)
     holdings = step(requests)
     found = read(meta, holdings if known else type(holdings)(None, None))
-    assert freeze(meta) == before
+    assert plain(meta) == before
     assert not any("raised" in problem.shape for problem in found.problems), found.problems

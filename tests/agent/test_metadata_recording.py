@@ -16,6 +16,7 @@ from kvtrace.trace.format import Fact, Flag, Kind
 
 from . import fakes
 from .fakes import on_scheduler
+from .holding import Meta
 
 A, B = "req-a", "req-b"
 
@@ -38,11 +39,6 @@ class Connector(fakes.MultiConnector):
         if self._connectors:
             return Multi(*(child.build_connector_meta(scheduler_output) for child in self._connectors))
         return self.meta
-
-
-class Meta(fakes.KVConnectorMetadata):
-    def __init__(self, **fields: Any) -> None:
-        vars(self).update(fields)
 
 
 class Multi(fakes.KVConnectorMetadata):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 from collections import OrderedDict, deque, namedtuple
 from dataclasses import dataclass, field, make_dataclass
@@ -15,8 +14,7 @@ import pytest
 from kvtrace.agent.metadata import Declared, StepRequests, is_empty, read
 from kvtrace.trace.format import Flag
 
-from .fakes import KVConnectorMetadata
-from .holding import Req, rows, slots, step
+from .holding import Meta, Req, plain, rows, slots, step
 
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
 A, B, C, D = "req-a", "req-b", "req-c", "req-d"
@@ -30,14 +28,6 @@ def one_step() -> dict[str, Req]:
         C: Req(([131, 132, 133],), prompt=40, before=47, now=1, output=8),
         D: Req(([141, 142, 143, 144],), prompt=90, before=32, now=32),
     }
-
-
-class Meta(KVConnectorMetadata):
-    def __init__(self, **fields: Any) -> None:
-        vars(self).update(fields)
-
-    def __repr__(self) -> str:
-        return f"Meta({vars(self)})"
 
 
 def record(name: str = "Item", **fields: Any) -> Any:
@@ -59,11 +49,6 @@ def not_understood(meta: Any, holdings: StepRequests | None = None) -> list[tupl
     assert not found.readable, rows(found)
     assert all(one.slots < 0 and one.tokens < 0 for one in found.entries if one.direction), rows(found)
     return [(problem.field, problem.shape) for problem in found.problems]
-
-
-def plain(value: Any) -> str:
-    """All that a metadata holds, as text."""
-    return repr(copy.deepcopy(value)) if not hasattr(value, "__dict__") else repr(vars(value))
 
 
 A_FIRST = [(A, STORE, 0, 48)]
