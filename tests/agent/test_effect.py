@@ -73,9 +73,8 @@ def pick(connector, kv, slots):
 
 def make(caches, how=pick, cls=fakes.Copying):
     connector = on_worker(cls(how))
-    number = index_of(connector)
     connector.register_kv_caches(caches)
-    return connector, number
+    return connector
 
 
 def store(tokens=7):
@@ -94,7 +93,7 @@ def load(tokens=6):
 
 
 def test_the_slots_that_a_hook_copied_are_counted_per_layer(trace, caches):
-    connector, _ = make(caches)
+    connector = make(caches)
     step(connector, caches, store(7))
     assert [row[:4] for row in effects(trace) if row[0] == "save_kv_layer"] == [
         ("save_kv_layer", Flag.STORE, "layer.0", 7),
@@ -104,7 +103,7 @@ def test_the_slots_that_a_hook_copied_are_counted_per_layer(trace, caches):
 
 
 def test_a_save_in_wait_for_save_is_counted_there_alone(trace, caches):
-    connector, _ = make(caches, how=None)
+    connector = make(caches, how=None)
     connector.how = None
     step_metadata = store(5)
     # save_kv_layer calls `how`: make it look and do nothing
@@ -123,8 +122,7 @@ def test_a_save_in_wait_for_save_is_counted_there_alone(trace, caches):
 
 
 def test_what_a_load_writes_into_the_caches_is_counted(trace, caches):
-    connector, _ = make(caches)
-    step(connector, caches, load(6))
+    step(make(caches), caches, load(6))
     rows = [row[:4] for row in effects(trace) if row[0] == "start_load_kv"]
     assert rows == [("start_load_kv", Flag.LOAD, "layer.0", 6), ("start_load_kv", Flag.LOAD, "layer.1", 6)]
     assert (caches["layer.1"][1, 1:3] == 1.0).all()
@@ -172,9 +170,8 @@ def to_executor_queue(connector, kv, slots):
     ],
 )
 def test_ways_out_of_the_cache(trace, caches, how, slots):
-    connector, _ = make(caches, how)
     with torch.inference_mode():
-        save(connector, caches)
+        save(make(caches, how), caches)
     assert [row[:4] for row in effects(trace)] == [("save_kv_layer", Flag.STORE, "layer.0", slots)]
 
 
@@ -188,7 +185,7 @@ def test_a_call_that_asked_the_disk_may_have_found_it_there(trace, caches):
     def how(connector, kv, slots):
         return os.path.exists("/nowhere") if look[0] else pick(connector, kv, slots)
 
-    connector, _ = make(caches, how)
+    connector = make(caches, how)
     step(connector, caches, store())
     look[0] = False
     step(connector, caches, store(), number=2)
@@ -206,7 +203,7 @@ def test_a_thread_that_is_not_followed_may_have_copied(trace, caches):
         entered.set()
         stop.wait(60)
 
-    connector, _ = make(caches, lambda *_: None)
+    connector = make(caches, lambda *_: None)
     thread = threading.Thread(target=poll)
     thread.start()
     entered.wait(60)
@@ -223,7 +220,7 @@ def test_a_copy_in_a_hook_not_for_saving_is_recorded(trace, caches):
             self.kept.append(self.caches["layer.1"][1:3].clone())
             return None, None
 
-    connector, _ = make(caches, lambda *_: None, Late)
+    connector = make(caches, lambda *_: None, Late)
     AGENT.worker.step = 1
     with torch.inference_mode():
         connector.get_finished(set())
@@ -235,7 +232,7 @@ def test_a_hook_not_for_saving_without_a_copy_has_no_record(trace, caches):
         def get_finished(self, finished_req_ids):
             return set(finished_req_ids), None
 
-    connector, _ = make(caches, lambda *_: None, Plain)
+    connector = make(caches, lambda *_: None, Plain)
     AGENT.worker.step = 1
     connector.get_finished({"a"})
     assert effects(trace) == []
@@ -243,11 +240,11 @@ def test_a_hook_not_for_saving_without_a_copy_has_no_record(trace, caches):
 
 def test_entries_of_no_slots_cost_no_sample(trace, caches):
     """The first samples are for steps in which there is something to see."""
-    connector, _ = make(caches)
+    connector = make(caches)
     for number in range(1, 21):
         step(connector, caches, store(0), number=number)
     step(connector, caches, store(7), number=21)
-    assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [7, 7]
+    assert saved(trace) == [7, 7]
 
 
 def test_an_address_taken_at_registration_leaves_all_unsure(trace, caches):
@@ -256,26 +253,23 @@ def test_an_address_taken_at_registration_leaves_all_unsure(trace, caches):
             super().register_kv_caches(kv_caches)
             self.pointers = [kv.data_ptr() for kv in kv_caches.values()]
 
-    connector, _ = make(caches, lambda *_: None, Pointers)
-    step(connector, caches, store())
-    assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [-1, -1]
+    step(make(caches, lambda *_: None, Pointers), caches, store())
+    assert saved(trace) == [-1, -1]
 
 
 def test_a_custom_operation_on_the_cache_is_unknown(trace, caches):
     library = torch.library.Library("kvtrace_test", "DEF")
     library.define("take(Tensor kv) -> Tensor")
     library.impl("take", lambda kv: kv[0:1].clone(), "CPU")
-    connector, _ = make(caches, lambda c, kv, s: torch.ops.kvtrace_test.take(kv))
-    step(connector, caches, store())
-    assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [-1, -1]
+    step(make(caches, lambda c, kv, s: torch.ops.kvtrace_test.take(kv)), caches, store())
+    assert saved(trace) == [-1, -1]
 
 
 def test_layers_that_share_one_storage_are_told_apart(trace):
     CACHES.__init__()
     whole = torch.randn(2, BLOCKS, BLOCK, 8)
     caches = {"layer.0": whole[0], "layer.1": whole[1]}
-    connector, _ = make(caches, lambda c, kv, s: whole[1][s // BLOCK, s % BLOCK])
-    step(connector, caches, store(3))
+    step(make(caches, lambda c, kv, s: whole[1][s // BLOCK, s % BLOCK]), caches, store(3))
     rows = [row[2:4] for row in effects(trace) if row[0] == "save_kv_layer"]
     # while layer.0 is saved the connector (wrongly) reads layer.1: that is what is written down
     assert ("layer.0", 3) not in rows and ("layer.1", 3) in rows
@@ -312,8 +306,7 @@ def test_the_files_that_a_call_wrote_and_what_stands_in_them(trace, caches, tmp_
         with open(tmp_path / "kv.txt") as file:
             file.read()
 
-    connector, _ = make(caches, write)
-    save(connector, caches)
+    save(make(caches, write), caches)
     ((_, _, _, slots, size, files, target),) = effects(trace)
     names = ("kv.safetensors", "kv.pt", "kv.txt")
     assert (slots, files) == (7, 3)
@@ -342,8 +335,7 @@ def test_a_file_that_held_something_and_is_written_anew(trace, caches, tmp_path,
         if how == "rename":
             part.replace(path)
 
-    connector, _ = make(caches, write)
-    save(connector, caches)
+    save(make(caches, write), caches)
     (record,) = effects(trace)
     assert bool(record[1] & Flag.REPLACED) is replaced and record[1] & Flag.STORE
     assert record[-1] == digest_of(str(path), AGENT.config.salt)
@@ -361,8 +353,7 @@ def test_an_unknown_native_writer_leaves_the_files_unknown(trace, caches, tmp_pa
         libc.write(descriptor, data, len(data))
         libc.close(descriptor)
 
-    connector, _ = make(caches, write)
-    save(connector, caches)
+    save(make(caches, write), caches)
     ((_, _, _, _, size, files, target),) = effects(trace)
     assert (size, files, target) == (8192, -1, 0)
 
@@ -377,14 +368,13 @@ def test_another_threads_files_and_copies_are_not_this_calls(trace, caches, tmp_
         thread.start()
         thread.join()
 
-    connector, _ = make(caches, write)
-    save(connector, caches)
+    save(make(caches, write), caches)
     ((_, _, _, slots, size, files, _),) = effects(trace)
     assert (slots, size, files) == (-1, 0, 0)
 
 
 def test_every_step_with_work_is_watched_and_says_so(trace, caches):
-    connector, _ = make(caches)
+    connector = make(caches)
     watched = []
     for number in range(1, 71):
         step(connector, caches, store(2), number=number)
@@ -398,14 +388,14 @@ def test_every_step_with_work_is_watched_and_says_so(trace, caches):
 
 def test_only_the_first_steps_are_watched_if_asked(tmp_path, caches):
     with recording(tmp_path, "first") as trace:
-        connector, _ = make(caches)
+        connector = make(caches)
         for number in range(1, 71):
             step(connector, caches, store(2), number=number)
         assert watched_steps(trace) == [*range(1, 9)]
 
 
 def test_past_its_budget_the_watch_samples_and_comes_back(trace, caches):
-    connector, _ = make(caches)
+    connector = make(caches)
     step(connector, caches, store(2), number=1)
     policy.POLICY.spent(CREDIT)  # all that it may take at once
     for number in range(2, 41):
@@ -421,7 +411,7 @@ def test_a_budget_without_a_credit_holds_from_the_first_step_on(tmp_path, caches
     budget, busy, took = 0.02, 2_000_000, 0
     spent = policy.POLICY.spent
     with recording(tmp_path, watch, credit=0.0, budget=budget) as trace:
-        connector, _ = make(caches)
+        connector = make(caches)
 
         def pays(cost):
             nonlocal took
@@ -441,15 +431,14 @@ def test_a_budget_without_a_credit_holds_from_the_first_step_on(tmp_path, caches
 
 
 def test_what_the_watch_takes_is_paid_for(trace, caches):
-    connector, _ = make(caches)
-    step(connector, caches, store(2), number=1)
+    step(make(caches), caches, store(2), number=1)
     account = policy.POLICY._account
     assert account is not None and 0 < CREDIT - account._saved < CREDIT
 
 
 def test_the_first_steps_with_work_are_sampled_then_every_32nd(sampled, caches):
     trace = sampled
-    connector, _ = make(caches)
+    connector = make(caches)
     for number in range(1, 71):
         step(connector, caches, store(2), number=number)
         step(connector, caches, number=1000 + number)  # no work: never sampled
@@ -459,7 +448,7 @@ def test_the_first_steps_with_work_are_sampled_then_every_32nd(sampled, caches):
 
 def test_a_sampled_step_without_effect_is_looked_at_again(sampled, caches):
     trace = sampled
-    connector, _ = make(caches, lambda *_: None)
+    connector = make(caches, lambda *_: None)
     for number in range(1, 100):
         step(connector, caches, store(2), number=number)
     # and not for ever
@@ -476,7 +465,7 @@ def test_mute_metadata_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
         def start_load_kv(self, forward_context, **kwargs):
             return
 
-    connector, _ = make(caches, cls=Own)
+    connector = make(caches, cls=Own)
     for number in range(1, 4):
         AGENT.worker.step, AGENT.worker.prompt = number, number != 2
         connector.bind_connector_metadata(fakes.KVConnectorMetadata())
@@ -487,7 +476,7 @@ def test_mute_metadata_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
 
 
 def test_dummy_steps_are_never_sampled(trace, caches):
-    connector, _ = make(caches)
+    connector = make(caches)
     step(connector, caches, store(), number=0)
     assert effects(trace) == [] and len(connector.kept) == 2
 
@@ -498,7 +487,7 @@ def test_an_error_in_a_watched_call_passes_and_leaves_nothing(trace, caches):
         raise ValueError("disk full")
 
     before = (sys.gettrace(), sys.getprofile())
-    connector, _ = make(caches, fail)
+    connector = make(caches, fail)
     with pytest.raises(ValueError, match="disk full") as caught:
         save(connector, caches)
     assert caught.traceback[-1].name == "fail"
@@ -510,7 +499,7 @@ def test_an_error_in_a_watched_call_passes_and_leaves_nothing(trace, caches):
 def test_a_debugger_or_profiler_keeps_its_place(trace, caches):
     seen = []
     mine = lambda *args: seen.append(args[1]) or None  # noqa: E731
-    connector, _ = make(caches, lambda *_: None)
+    connector = make(caches, lambda *_: None)
     sys.setprofile(mine)
     try:
         save(connector, caches)
@@ -558,7 +547,7 @@ def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
 def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, monkeypatch):
     monkeypatch.setattr(call.CopyWatch, "start", lambda self: 1 / 0)
     monkeypatch.setattr(call.Files, "stop", lambda self: 1 / 0)
-    connector, _ = make(caches)
+    connector = make(caches)
     step(connector, caches, store())
     assert len(connector.kept) == 2
     assert sys.getprofile() is None
