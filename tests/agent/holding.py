@@ -25,10 +25,10 @@ class Meta(KVConnectorMetadata):
         return f"Meta({vars(self)})"
 
 
-def plain(value: Any) -> str:
+def freeze(value: Any) -> str:
     """All that a metadata holds, as text."""
     if hasattr(value, "__dict__"):
-        return repr({name: plain(item) for name, item in vars(value).items()})
+        return repr({name: freeze(item) for name, item in vars(value).items()})
     return repr(value)
 
 

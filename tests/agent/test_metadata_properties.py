@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kvtrace.agent.metadata import Declared, read
 from kvtrace.trace.format import Flag
 
-from .holding import Meta, Req, plain, slots, step
+from .holding import Meta, Req, freeze, slots, step
 
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
 Draw = Any
@@ -286,9 +286,9 @@ def test_what_is_read_is_what_was_planned(data: Any):
     requests, size = data.draw(worlds())
     planned = data.draw(plans(requests, size))
     meta = data.draw(written(planned, requests, size))
-    before = plain(meta)
+    before = freeze(meta)
     found = read(meta, step(requests, (size,)))
-    assert plain(meta) == before
+    assert freeze(meta) == before
     expected, got = tokens_of(planned, requests, size), read_tokens(found, requests, size)
     for direction, covered in got.items():
         assert covered <= expected[direction], (direction, covered - expected[direction], found, meta)
@@ -322,8 +322,8 @@ anything = st.recursive(
 @given(anything, st.booleans())
 def test_reading_raises_nothing_and_changes_nothing(meta: Any, known: bool):
     requests = {"req-a": Req(([11, 12, 13],), 48, now=48)}
-    before = plain(meta)
+    before = freeze(meta)
     holdings = step(requests)
     found = read(meta, holdings if known else type(holdings)(None, None))
-    assert plain(meta) == before
+    assert freeze(meta) == before
     assert not any("raised" in problem.shape for problem in found.problems), found.problems

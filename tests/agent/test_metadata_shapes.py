@@ -14,7 +14,7 @@ import pytest
 from kvtrace.agent.metadata import Declared, StepRequests, is_empty, read
 from kvtrace.trace.format import Flag
 
-from .holding import Meta, Req, plain, rows, slots, step
+from .holding import Meta, Req, freeze, rows, slots, step
 
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
 A, B, C, D = "req-a", "req-b", "req-c", "req-d"
@@ -170,9 +170,9 @@ def test_token_ids_are_the_requests_own(name: str, start: int, end: int):
     ids=range(26),
 )  # fmt: skip
 def test_the_first_three_blocks_of_a_are_stored(meta: Any):
-    before = plain(meta)
+    before = freeze(meta)
     assert said(meta) == A_FIRST
-    assert plain(meta) == before
+    assert freeze(meta) == before
 
 
 def test_flat_lists_are_shared_out_to_their_requests():
