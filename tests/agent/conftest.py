@@ -11,7 +11,10 @@ import pytest
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch import background
 from kvtrace.agent.watch.policy import POLICY
+from kvtrace.trace import rows
 from kvtrace.trace.config import AgentConfig
+from kvtrace.trace.format import Kind
+from kvtrace.trace.hooks import Hook
 from kvtrace.trace.reader import Spool, spool_paths
 from kvtrace.trace.writer import COMPILED
 
@@ -28,6 +31,23 @@ class Trace:
         spool = Spool(path)
         chunks = list(spool.chunks())
         return spool, np.concatenate(chunks) if chunks else np.empty((0, 8), dtype=np.int64)
+
+    def names(self) -> dict[int, str]:
+        return self.read()[0].names
+
+    def table(self, kind: Kind) -> np.ndarray:
+        """The rows of a kind, in their order."""
+        table = self.read()[1]
+        return table[rows.kind(table[:, 0]) == kind]
+
+    def rows(self, kind: Kind) -> list[Any]:
+        """The same, by the names of their fields."""
+        return [rows.decode(words) for words in self.table(kind).tolist()]
+
+    def calls(self, hook: Hook) -> np.ndarray:
+        """The rows of a hook's calls."""
+        table = self.table(Kind.HOOK)
+        return table[rows.code(table[:, 0]) == hook.code]
 
     def facts(self, kind: int) -> list[dict[str, Any]]:
         return [value for fact, _, value in self.read()[0].facts if fact == kind]

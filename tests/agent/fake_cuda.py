@@ -6,10 +6,19 @@ stream; an event is done when all that was queued before it is.
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 SHIFT = 7_777_000_000
 """Device clock minus host clock: nobody may rely on it being 0."""
+
+
+def on_cuda(patch: Any, cuda: Any) -> None:
+    """What the agent finds of torch and of vLLM's platform where there is a CUDA device."""
+    patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__="2.11"))
+    platform = SimpleNamespace(device_type="cuda", opaque_attention_op=lambda: True)
+    patch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
 
 
 class Stream:

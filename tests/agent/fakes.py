@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.trace.format import Role
+
+
+def on_worker(connector: Any, name: str = "") -> Any:
+    """What a worker holds of vLLM's factory: the connector, traced, under the name that is configured."""
+    return traced(connector, Role.WORKER, name or type(connector).__name__)
+
+
+def on_scheduler(connector: Any, name: str = "") -> Any:
+    return traced(connector, Role.SCHEDULER, name or type(connector).__name__)
 
 
 class KVConnectorMetadata:
@@ -91,6 +103,10 @@ class Parent(MultiConnector):
 class Fan(Parent):
     """Hands each call on to those inside it, as a MultiConnector does."""
 
+    def __init__(self, *children: Any) -> None:
+        super().__init__(*children)
+        self._block_size = 4
+
     def register_kv_caches(self, kv_caches: Any) -> None:
         for each in self._connectors:
             each.register_kv_caches(kv_caches)
@@ -150,6 +166,17 @@ class Copying(KVConnectorBase_V1):
             for kv in self.caches.values():
                 for work in self._connector_metadata.requests:
                     self.kept.append(kv[work.slot_mapping // 4, work.slot_mapping % 4])
+
+
+def kv_cache_config(blocks: int, block_size: int, *groups: list[str]) -> Any:
+    """What vLLM says of the KV caches of the layers of each group."""
+    return SimpleNamespace(
+        num_blocks=blocks,
+        kv_cache_groups=[
+            SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_size), layer_names=names)
+            for names in groups
+        ],
+    )
 
 
 def step(connector: Any, caches: dict[str, Any], *works: Work, number: int = 1) -> None:

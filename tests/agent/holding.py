@@ -8,9 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from kvtrace.agent.metadata import Admissions, StepRequests
+from kvtrace.agent.metadata import Admissions, Declared, StepRequests
+
+from .fakes import KVConnectorMetadata
 
 BLOCK = 16
+
+
+class Meta(KVConnectorMetadata):
+    """Metadata with these fields."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+    def __repr__(self) -> str:
+        return f"Meta({vars(self)})"
+
+
+def freeze(value: Any) -> str:
+    """All that a metadata holds, as text."""
+    if hasattr(value, "__dict__"):
+        return repr({name: freeze(item) for name, item in vars(value).items()})
+    return repr(value)
 
 
 @dataclass
@@ -61,6 +80,15 @@ def step(requests: dict[str, Req], sizes: tuple[int, ...] = (BLOCK,)) -> StepReq
         num_scheduled_tokens={name: req.now for name, req in requests.items() if req.now},
     )
     return StepRequests(scheduler, output, admissions, step=1)
+
+
+def rows(declared: Declared) -> list[tuple[Any, ...]]:
+    """(request, direction, start, size) of each entry that has a direction."""
+    return sorted(
+        (one.req_id or "", int(one.direction), one.start, one.slots if one.slots >= 0 else one.tokens)
+        for one in declared.entries
+        if one.direction
+    )
 
 
 def slots(ids: list[int], start: int = 0, end: int | None = None, size: int = BLOCK) -> list[int]:

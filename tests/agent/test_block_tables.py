@@ -170,9 +170,8 @@ def test_a_decode_step_without_new_blocks_writes_nothing(trace: Any) -> None:
     for _ in range(3):  # the second block of the first group has place for three more
         engine.plan = [("run", 1)]
         engine.schedule()
-    _, table = trace.read()
-    given = rows.of_kind(rows.BlocksGiven, table)
-    assert len(given.t) == 2 and set(given.count.tolist()) == {1, 2}
+    given = trace.rows(Kind.BLOCKS)
+    assert len(given) == 2 and {row.count for row in given} == {1, 2}
 
 
 def test_blocks_of_an_async_load_are_recorded_when_given(trace: Any) -> None:
@@ -185,8 +184,7 @@ def test_blocks_of_an_async_load_are_recorded_when_given(trace: Any) -> None:
     engine.schedule()
     engine.plan = [("admit", 1)]
     engine.schedule()
-    _, table = trace.read()
-    table = table[rows.kind(table[:, 0]) == Kind.BLOCKS]
+    table = trace.table(Kind.BLOCKS)
     assert set(rows.flags(table[:, 0]).tolist()) == {int(Flag.FIRST)}
     given = rows.columns(rows.BlocksGiven, table)
     assert sorted(set(given.step.tolist())) == [loading, loading + 2]

@@ -12,20 +12,15 @@ from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role
-from kvtrace.trace.rows import code, detail, flags, kind
+from kvtrace.trace.rows import code, detail, flags
 
 from . import fakes
 from .conftest import recording
+from .fakes import on_worker
 
 pytestmark = pytest.mark.usefixtures("each_recorder")
 
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
-
-
-def hook_rows(trace, hook):
-    _, rows = trace.read()
-    w0 = rows[:, 0]
-    return rows[(kind(w0) == Kind.HOOK) & (code(w0) == hooks.BY_NAME[hook].code)]
 
 
 def test_whether_the_configured_module_gave_the_live_class() -> None:
@@ -36,17 +31,15 @@ def test_whether_the_configured_module_gave_the_live_class() -> None:
 
 
 def test_each_call_is_recorded_with_layer_step_and_bound_work(trace):
-    connector = fakes.Storing()
-    connector = traced(connector, Role.WORKER, "Storing")
+    connector = on_worker(fakes.Storing())
     number = index_of(connector)
     AGENT.worker.step = 7
     AGENT.worker.store_slots, AGENT.worker.store_entries = 96, 2
     connector.save_kv_layer("layer.0", "kv", "meta", more=1)
     connector.save_kv_layer("layer.1", "kv", attn_metadata="meta")
     assert connector.saved == [("layer.0", "kv", "meta", {"more": 1}), ("layer.1", "kv", "meta", {})]
-    spool, _ = trace.read()
-    rows = hook_rows(trace, "save_kv_layer")
-    assert [spool.names[row[4]] for row in rows.tolist()] == ["layer.0", "layer.1"]
+    rows = trace.calls(hooks.SAVE_LAYER)
+    assert [trace.names()[row[4]] for row in rows.tolist()] == ["layer.0", "layer.1"]
     assert rows[:, 3].tolist() == [7, 7]
     assert rows[:, 5].tolist() == [96, 96]
     assert (rows[:, 2] >= rows[:, 1]).all()
@@ -54,14 +47,13 @@ def test_each_call_is_recorded_with_layer_step_and_bound_work(trace):
 
 
 def test_an_exception_passes_and_is_noted_without_secrets(trace):
-    connector = fakes.Storing()
-    connector = traced(connector, Role.WORKER, "Storing")
+    connector = on_worker(fakes.Storing())
     with pytest.raises(ValueError, match="hunter2") as caught:
         connector.save_kv_layer("layer.0", "bad", None)
     assert caught.value.args == ("token=hunter2 no room",)
-    (row,) = hook_rows(trace, "save_kv_layer").tolist()
-    assert flags(hook_rows(trace, "save_kv_layer")[:, 0])[0] & Flag.RAISED
-    assert trace.read()[0].names[row[7]] == "ValueError"
+    (row,) = trace.calls(hooks.SAVE_LAYER).tolist()
+    assert flags(row[0]) & Flag.RAISED
+    assert trace.names()[row[7]] == "ValueError"
     (fact,) = trace.facts(Fact.EXCEPTION)
     assert (fact["type"], fact["hook"], fact["layer"]) == ("ValueError", "save_kv_layer", "layer.0")
     assert "hunter2" not in fact["message"]
@@ -74,8 +66,7 @@ def test_a_hook_with_the_wrong_parameters_is_seen_to_raise(trace, own):
     cls = type(
         "Outdated", (fakes.Storing,), {"save_kv_layer": own, "get_finished": lambda self: (None, None)}
     )
-    connector = cls()
-    connector = traced(connector, Role.WORKER, "Outdated")
+    connector = on_worker(cls())
     with pytest.raises(TypeError):
         connector.save_kv_layer("layer.0", kv_layer="kv", attn_metadata=None)
     with pytest.raises(TypeError, match=r"get_finished|positional"):
@@ -106,8 +97,7 @@ def test_what_a_hooks_record_says_is_the_same_by_each_way(trace):
 
     said = []
     for cls in (Plain, Spread):
-        connector = cls()
-        connector = traced(connector, Role.WORKER, cls.__name__)
+        connector = on_worker(cls())
         AGENT.worker.step, AGENT.worker.recorded_done = 3, (None, set())
         AGENT.worker.declared = (True, 48, 1, 16, 2, 0)
         connector.bind_connector_metadata(fakes.KVConnectorMetadata())
@@ -119,18 +109,18 @@ def test_what_a_hooks_record_says_is_the_same_by_each_way(trace):
         connector.get_finished(set())
         connector.clear_connector_metadata()
         connector.wait_for_save()
-        rows = trace.read()[1]
-        rows = rows[(kind(rows[:, 0]) == Kind.HOOK) & (detail(rows[:, 0]) == index_of(connector))]
+        rows = trace.table(Kind.HOOK)
+        rows = rows[detail(rows[:, 0]) == index_of(connector)]
         said.append([(code(w[:1])[0], flags(w[:1])[0], *w[3:].tolist()) for w in rows])
     assert said[0] == said[1]
     assert len(said[0]) == 11
 
 
 def test_tracing_twice_changes_nothing_more(trace):
-    connector = traced(fakes.Storing(), Role.WORKER, "Storing")
+    connector = on_worker(fakes.Storing())
     assert traced(connector, Role.WORKER, "Storing") is connector
     connector.save_kv_layer("layer.0", "kv", None)
-    assert len(hook_rows(trace, "save_kv_layer")) == 1
+    assert len(trace.calls(hooks.SAVE_LAYER)) == 1
 
 
 def test_what_a_connector_calls_on_itself_is_its_own_business(trace):
@@ -138,10 +128,10 @@ def test_what_a_connector_calls_on_itself_is_its_own_business(trace):
         def wait_for_save(self):
             self.save_kv_layer("layer.9", "kv", None)
 
-    connector = traced(Flushing(), Role.WORKER, "Flushing")
+    connector = on_worker(Flushing())
     connector.wait_for_save()
-    assert len(connector.saved) == 1 and len(hook_rows(trace, "wait_for_save")) == 1
-    assert not len(hook_rows(trace, "save_kv_layer"))
+    assert len(connector.saved) == 1 and len(trace.calls(hooks.WAIT_SAVE)) == 1
+    assert not len(trace.calls(hooks.SAVE_LAYER))
 
 
 def test_calls_of_vllms_base_class_are_vllms_calls(trace, monkeypatch):
@@ -153,43 +143,42 @@ def test_calls_of_vllms_base_class_are_vllms_calls(trace, monkeypatch):
 
     vllms = types.FunctionType(Own.get_transfer_results.__code__, {"__name__": BASE})
     monkeypatch.setattr(fakes.KVConnectorBase_V1, "get_transfer_results", vllms, raising=False)
-    connector = traced(fakes.Storing(), Role.WORKER, "Storing")
-    own = traced(Own(), Role.WORKER, "Own")
+    connector = on_worker(fakes.Storing())
+    own = on_worker(Own())
     assert connector.get_transfer_results(set()) == own.get_transfer_results(set()) == (None, None)
     asked, answered = (
-        detail(hook_rows(trace, name)[:, 0]).tolist() for name in ("get_transfer_results", "get_finished")
+        detail(trace.calls(hooks.BY_NAME[name])[:, 0]).tolist()
+        for name in ("get_transfer_results", "get_finished")
     )
     assert (asked, answered) == ([index_of(connector), index_of(own)], [index_of(connector)])
 
 
 def test_a_hook_set_on_the_instance_is_recorded(trace):
-    connector = fakes.Shadowing()
-    connector = traced(connector, Role.WORKER, "Shadowing")
+    connector = on_worker(fakes.Shadowing())
     connector.save_kv_layer("layer.0", "kv", None)
     assert connector.calls == 1
-    assert len(hook_rows(trace, "save_kv_layer")) == 1
+    assert len(trace.calls(hooks.SAVE_LAYER)) == 1
 
 
 def test_a_method_patched_on_the_class_later_runs(trace, monkeypatch):
-    connector = fakes.Storing()
-    connector = traced(connector, Role.WORKER, "Storing")
+    connector = on_worker(fakes.Storing())
     seen = []
     monkeypatch.setattr(fakes.Storing, "save_kv_layer", lambda self, *a, **k: seen.append(a))
     connector.save_kv_layer("layer.0", "kv", None)
     assert seen == [("layer.0", "kv", None)]
-    assert len(hook_rows(trace, "save_kv_layer")) == 1
+    assert len(trace.calls(hooks.SAVE_LAYER)) == 1
 
 
 def test_children_built_past_the_factory_are_traced(trace):
     child = fakes.Storing()
-    parent = traced(fakes.Parent(child), Role.WORKER, "MultiConnector")
+    parent = on_worker(fakes.Parent(child), "MultiConnector")
     (held,) = parent._connectors
     assert held == child and held is not child
     held.save_kv_layer("layer.0", "kv", None)
     facts = {fact["class"]: fact for fact in trace.facts(Fact.CONNECTOR)}
     assert facts["Storing"]["parent"] == index_of(parent)
     assert facts["Parent"]["parent"] is None
-    assert len(hook_rows(trace, "save_kv_layer")) == 1
+    assert len(trace.calls(hooks.SAVE_LAYER)) == 1
 
 
 def test_what_another_connector_than_vllms_holds_is_its_own(trace):
@@ -199,12 +188,12 @@ def test_what_another_connector_than_vllms_holds_is_its_own(trace):
             self._connectors = list(children)
 
     child = fakes.Storing()
-    parent = traced(Own(child), Role.WORKER, "Own")
+    parent = on_worker(Own(child))
     assert parent._connectors[0] is child
 
 
 def test_what_the_class_does_not_do_is_known_from_its_bytecode(trace):
-    traced(fakes.Storing(), Role.WORKER, "Storing")
+    on_worker(fakes.Storing())
     (fact,) = trace.facts(Fact.CONNECTOR)
     assert "wait_for_save" in fact["noop"] and "save_kv_layer" not in fact["noop"]
     assert fact["overrides"] == ["save_kv_layer"]
@@ -266,7 +255,7 @@ def test_a_unit_may_be_a_constant_of_the_connectors_module(trace, monkeypatch):
         "UNIT_ON": True,
     }.items():
         monkeypatch.setattr(fakes, name, value, raising=False)
-    traced(fakes.Storing(), Role.WORKER, "Storing")
+    on_worker(fakes.Storing())
     assert trace.facts(Fact.CONNECTOR)[0]["ints"] == {"_unit": 256, "CHUNK_SIZE": 128}
 
 
@@ -290,21 +279,19 @@ def test_units_are_looked_for_deeper_but_not_in_vllms_config(trace):
 
 
 def test_nothing_is_bound_between_clear_and_bind(trace):
-    connector = fakes.Storing()
-    connector = traced(connector, Role.WORKER, "Storing")
+    connector = on_worker(fakes.Storing())
     connector.wait_for_save()
     connector.bind_connector_metadata(fakes.KVConnectorMetadata())
     connector.wait_for_save()
     connector.clear_connector_metadata()
     connector.wait_for_save()
-    marks = [bool(mark & Flag.NO_METADATA) for mark in flags(hook_rows(trace, "wait_for_save")[:, 0])]
+    marks = [bool(mark & Flag.NO_METADATA) for mark in flags(trace.calls(hooks.WAIT_SAVE)[:, 0])]
     assert marks == [True, False, True]
 
 
 def test_what_the_scheduler_read_in_metadata_holds_on_workers(trace):
     """It knows the requests; here, without them, the same metadata says nothing."""
-    connector = fakes.Storing()
-    connector = traced(connector, Role.WORKER, "Storing")
+    connector = on_worker(fakes.Storing())
     AGENT.worker.declared = (True, 48, 1, 0, 0, 0)
     connector.bind_connector_metadata(fakes.KVConnectorMetadata())
     assert (AGENT.worker.store_slots, AGENT.worker.store_entries) == (48, 1)
@@ -315,8 +302,7 @@ def test_what_the_scheduler_read_in_metadata_holds_on_workers(trace):
 
 
 def test_an_agent_that_fails_says_so_and_the_connector_works(trace, monkeypatch):
-    connector = fakes.Storing()
-    connector = traced(connector, Role.WORKER, "Storing")
+    connector = on_worker(fakes.Storing())
     monkeypatch.setattr(AGENT, "add", lambda words: 1 / 0)
     for _ in range(20):
         connector.save_kv_layer("layer.0", "kv", None)
@@ -332,9 +318,9 @@ def test_a_layer_has_its_id_of_each_spool(tmp_path):
     connector = None
     for order in (["layer.0", "layer.1"], ["layer.1", "layer.0"], ["other", "layer.0", "layer.1"]):
         with recording(tmp_path / "-".join(order)) as trace:
-            connector = connector or traced(fakes.Storing(), Role.WORKER, "Storing")
+            connector = connector or on_worker(fakes.Storing())
             for layer in order * 2:
                 connector.save_kv_layer(layer, "kv", None)
-            names = trace.read()[0].names
-            rows = hook_rows(trace, "save_kv_layer")
+            names = trace.names()
+            rows = trace.calls(hooks.SAVE_LAYER)
             assert [names[row[4]] for row in rows.tolist()] == order * 2

@@ -14,7 +14,8 @@ from kvtrace.trace import format as fmt
 from kvtrace.trace.format import Kind, Stop
 from kvtrace.trace.reader import Spool, spool_paths
 from kvtrace.trace.rows import kind
-from kvtrace.trace.writer import COMPILED
+
+from .conftest import Which
 
 PRELUDE = """
 import os, sys
@@ -39,23 +40,12 @@ step(3)
 """
 
 
-class Which:
-    """The recorder of the test that runs."""
-
-    compiled = False
+pytestmark = pytest.mark.usefixtures("each_recorder")
 
 
-@pytest.fixture(params=[False, True], ids=["python", "c"])
-def here(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    if request.param and COMPILED is None:
-        pytest.skip("the recorder in C was not built here")
-    Which.compiled = request.param
-    return tmp_path
-
-
-def run(here: Path, code: str) -> str:
+def run(tmp_path: Path, code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(here), str(Which.compiled)],
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(tmp_path), str(Which.compiled)],
         capture_output=True,
         text=True,
     )
@@ -85,9 +75,9 @@ USERS = "what the user wrote"
         "os.closerange(3, 256); os.rename(AGENT.recorder.path, AGENT.recorder.path.with_suffix('.x'))",
     ],
 )
-def test_a_file_that_gets_the_descriptors_number_is_not_touched(here: Path, taken: str) -> None:
+def test_a_file_that_gets_the_descriptors_number_is_not_touched(tmp_path: Path, taken: str) -> None:
     run(
-        here,
+        tmp_path,
         f"""
         number = AGENT.recorder._store.descriptor
         {taken}
@@ -102,22 +92,22 @@ def test_a_file_that_gets_the_descriptors_number_is_not_touched(here: Path, take
         os.write(number, b"!")
         """,
     )
-    assert (here / "mine").read_text() == f"{USERS}!"
-    kept = [*spool_paths(here / "run"), *(here / "run").rglob("*.x")]
+    assert (tmp_path / "mine").read_text() == f"{USERS}!"
+    kept = [*spool_paths(tmp_path / "run"), *(tmp_path / "run").rglob("*.x")]
     renamed = kept[0].suffix == ".x" and not Which.compiled  # nothing is written, and it is not found again
     assert [steps(path) for path in kept] == [3 if renamed else 5]
     assert stopped(kept[0]) == (None if renamed else Stop.CLEAN)
 
 
-def test_a_descriptor_that_was_only_closed_is_opened_anew(here: Path) -> None:
-    run(here, "os.closerange(3, 256)\nstep()\nassert AGENT.recorder.alive\nstep()\nAGENT.close()\n")
-    (path,) = spool_paths(here / "run")
+def test_a_descriptor_that_was_only_closed_is_opened_anew(tmp_path: Path) -> None:
+    run(tmp_path, "os.closerange(3, 256)\nstep()\nassert AGENT.recorder.alive\nstep()\nAGENT.close()\n")
+    (path,) = spool_paths(tmp_path / "run")
     assert steps(path) == 5 and stopped(path) == Stop.CLEAN
 
 
-def test_a_descriptor_that_is_lost_for_good_stops_the_recording(here: Path) -> None:
+def test_a_descriptor_that_is_lost_for_good_stops_the_recording(tmp_path: Path) -> None:
     run(
-        here,
+        tmp_path,
         """
         os.closerange(3, 256)
         os.rename(AGENT.recorder.path, here / "moved.kvt")
@@ -126,15 +116,15 @@ def test_a_descriptor_that_is_lost_for_good_stops_the_recording(here: Path) -> N
         AGENT.close()
         """,
     )
-    assert not spool_paths(here / "run")
-    in_window = 3 < steps(here / "moved.kvt") <= fmt.WINDOW
-    assert in_window if Which.compiled else steps(here / "moved.kvt") == 3
-    assert stopped(here / "moved.kvt") == (Stop.DESCRIPTOR_LOST if Which.compiled else None)
+    assert not spool_paths(tmp_path / "run")
+    in_window = 3 < steps(tmp_path / "moved.kvt") <= fmt.WINDOW
+    assert in_window if Which.compiled else steps(tmp_path / "moved.kvt") == 3
+    assert stopped(tmp_path / "moved.kvt") == (Stop.DESCRIPTOR_LOST if Which.compiled else None)
 
 
-def test_a_spool_put_in_the_place_of_ours_is_not_touched(here: Path) -> None:
+def test_a_spool_put_in_the_place_of_ours_is_not_touched(tmp_path: Path) -> None:
     run(
-        here,
+        tmp_path,
         """
         path = AGENT.recorder.path
         os.closerange(3, 256)
@@ -144,13 +134,13 @@ def test_a_spool_put_in_the_place_of_ours_is_not_touched(here: Path) -> None:
         AGENT.close()
         """,
     )
-    (path,) = spool_paths(here / "run")
-    assert path.read_text() == "theirs" and steps(here / "moved") == (4 if Which.compiled else 3)
+    (path,) = spool_paths(tmp_path / "run")
+    assert path.read_text() == "theirs" and steps(tmp_path / "moved") == (4 if Which.compiled else 3)
 
 
-def test_a_fork_within_a_step_leaves_each_process_its_records(here: Path) -> None:
+def test_a_fork_within_a_step_leaves_each_process_its_records(tmp_path: Path) -> None:
     run(
-        here,
+        tmp_path,
         """
         record(2)  # of the parent's open step
         pid = os.fork()
@@ -163,14 +153,14 @@ def test_a_fork_within_a_step_leaves_each_process_its_records(here: Path) -> Non
         AGENT.close()
         """,
     )
-    assert sorted(map(steps, spool_paths(here / "run"))) == [5, 3 + 2 + 4]
-    assert sorted(map(str, map(stopped, spool_paths(here / "run")))) == ["1", "None"]
+    assert sorted(map(steps, spool_paths(tmp_path / "run"))) == [5, 3 + 2 + 4]
+    assert sorted(map(str, map(stopped, spool_paths(tmp_path / "run")))) == ["1", "None"]
 
 
-def test_a_daemon_records_to_a_file_of_its_own(here: Path) -> None:
+def test_a_daemon_records_to_a_file_of_its_own(tmp_path: Path) -> None:
     """Two forks, a session of its own, every descriptor closed, and 0 to 2 opened anew."""
     out = run(
-        here,
+        tmp_path,
         """
         reading, writing = os.pipe()
         pid = os.fork()
@@ -196,14 +186,14 @@ def test_a_daemon_records_to_a_file_of_its_own(here: Path) -> None:
         print("ended")
         """,
     )
-    assert out == "ended\n" and (here / "mine").read_text() == "log"
-    assert sorted(map(steps, spool_paths(here / "run"))) == [4, 7]
-    assert list(map(stopped, spool_paths(here / "run"))) == [Stop.CLEAN, Stop.CLEAN]
+    assert out == "ended\n" and (tmp_path / "mine").read_text() == "log"
+    assert sorted(map(steps, spool_paths(tmp_path / "run"))) == [4, 7]
+    assert list(map(stopped, spool_paths(tmp_path / "run"))) == [Stop.CLEAN, Stop.CLEAN]
 
 
-def test_a_counter_of_an_ended_thread_closes_no_users_file(here: Path) -> None:
+def test_a_counter_of_an_ended_thread_closes_no_users_file(tmp_path: Path) -> None:
     run(
-        here,
+        tmp_path,
         """
         import threading
         from kvtrace.agent.outside import opened
@@ -223,4 +213,4 @@ def test_a_counter_of_an_ended_thread_closes_no_users_file(here: Path) -> None:
         os.write(kept[0], b"still open")
         """,
     )
-    assert (here / "mine").read_text() == "still open"
+    assert (tmp_path / "mine").read_text() == "still open"

@@ -17,18 +17,18 @@ from kvtrace.agent.budget import BudgetAccount
 from kvtrace.agent.engine import ops
 from kvtrace.agent.hooks import device as device_module
 from kvtrace.agent.hooks import wrappers
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.hooks.device import Device
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.facts import DeviceTiming
-from kvtrace.trace.format import DETAIL_IS_OP, Fact, Flag, Kind, Role, Stop
-from kvtrace.trace.rows import code, detail, flags, kind
+from kvtrace.trace.format import DETAIL_IS_OP, Fact, Flag, Kind, Stop
+from kvtrace.trace.rows import code, detail, flags
 
 from . import fakes
-from .fake_cuda import Cuda, Stream
+from .fake_cuda import Cuda, Stream, on_cuda
+from .fakes import on_worker
 
 MS = 1_000_000
 
@@ -36,9 +36,7 @@ MS = 1_000_000
 @pytest.fixture
 def cuda(trace: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
     fake = Cuda()
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake, __version__="2.11"))
-    platform = SimpleNamespace(device_type="cuda", opaque_attention_op=lambda: True)
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    on_cuda(monkeypatch, fake)
     monkeypatch.setattr(device_module, "clock", fake.clock)
     return fake
 
@@ -50,11 +48,6 @@ def make(cuda: Cuda, mode: str = "full", budget: float = 0.01, layers: int = 2) 
     device = Device()
     device.open(layers)
     return device
-
-
-def rows(trace: Any, what: Kind) -> Any:
-    _, table = trace.read()
-    return table[kind(table[:, 0]) == what]
 
 
 def step(device: Device, number: int, *calls: Any) -> None:
@@ -80,15 +73,15 @@ def test_a_call_is_timed_on_both_clocks_and_read_a_step_later(trace: Any, cuda: 
         cuda.host(MS)
 
     step(device, 7, hook(device, body))
-    assert len(rows(trace, Kind.DEVICE)) == 0  # 3 ms of work: not done when the step ended, nobody waited
+    assert len(trace.table(Kind.DEVICE)) == 0  # 3 ms of work: not done when the step ended, nobody waited
     cuda.host(5 * MS)
     step(device, 8)
-    (row,) = rows(trace, Kind.DEVICE)
-    assert row[2] == 7 and trace.read()[0].names[row[3]] == "layer.0"
+    (row,) = trace.table(Kind.DEVICE)
+    assert row[2] == 7 and trace.names()[row[3]] == "layer.0"
     assert (code(row[:1])[0], detail(row[:1])[0]) == (hooks.SAVE_LAYER.code, 1)
     assert 3 * MS <= row[4] < 3.01 * MS and row[5] == 0 and MS <= row[6] < 1.01 * MS
     assert flags(row[:1])[0] == Flag.CAUGHT_UP and row[7] == 0
-    (timed,) = [row for row in rows(trace, Kind.TIMED).tolist() if row[3]]
+    (timed,) = [row for row in trace.table(Kind.TIMED).tolist() if row[3]]
     assert timed[2:6] == [7, 1, 0, 0] and 0 < timed[6] < timed[7]
 
 
@@ -98,7 +91,7 @@ def test_what_the_device_had_left_to_do_is_a_tight_lower_bound(trace: Any, cuda:
     step(device, 1, idle, lambda: cuda.work(4 * MS), hook(device, lambda: None, layer="layer.1"))
     cuda.host(9 * MS)
     step(device, 2)
-    first, second = rows(trace, Kind.DEVICE)
+    first, second = trace.table(Kind.DEVICE)
     assert first[5] == 0 and flags(first[:1])[0] & Flag.CAUGHT_UP
     # at most the launch of the first event lies between the bound and the truth
     assert 4 * MS - 10_000 <= second[5] <= 4 * MS and not flags(second[:1])[0] & Flag.CAUGHT_UP
@@ -154,10 +147,10 @@ def test_a_hook_that_switches_streams_is_marked_and_both_asked(trace: Any, cuda:
     step(device, 1, hook(device, leaves), hook(device, returns))
     cuda.host(10 * MS)
     step(device, 2)
-    assert len(rows(trace, Kind.DEVICE)) == 0  # the second stream is not done yet
+    assert len(trace.table(Kind.DEVICE)) == 0  # the second stream is not done yet
     cuda.host(60 * MS)
     step(device, 3)
-    crossed, stayed = rows(trace, Kind.DEVICE)
+    crossed, stayed = trace.table(Kind.DEVICE)
     assert flags(crossed[:1])[0] & Flag.STREAMS and crossed[7] >> 32 != crossed[7] & 0xFFFFFFFF
     assert not flags(stayed[:1])[0] & Flag.STREAMS and stayed[7] >> 32 == stayed[7] & 0xFFFFFFFF == 1
 
@@ -181,7 +174,7 @@ def test_only_the_call_on_another_device_goes_untimed(trace: Any, cuda: Cuda) ->
     step(device, 2, hook(device, lambda: None))
     cuda.host(MS)
     step(device, 3)
-    assert {row[2]: (row[3], row[4]) for row in rows(trace, Kind.TIMED).tolist()} == {
+    assert {row[2]: (row[3], row[4]) for row in trace.table(Kind.TIMED).tolist()} == {
         1: (1, 2), 2: (1, 0), 3: (0, 0),
     }  # fmt: skip
     assert [fact["on"] for fact in trace.facts(Fact.DEVICE)] == [True]
@@ -219,8 +212,8 @@ def test_nothing_is_recorded_or_asked_during_capture(trace: Any, cuda: Cuda) -> 
     cuda.capturing = False
     cuda.host(5 * MS)
     step(device, 4)
-    assert [row[2] for row in rows(trace, Kind.DEVICE)] == [1]
-    assert {row[2]: (row[3], row[4]) for row in rows(trace, Kind.TIMED).tolist()} == {
+    assert [row[2] for row in trace.table(Kind.DEVICE)] == [1]
+    assert {row[2]: (row[3], row[4]) for row in trace.table(Kind.TIMED).tolist()} == {
         1: (1, 0), 2: (0, 1), 3: (0, 1), 4: (0, 0),
     }  # fmt: skip
 
@@ -236,7 +229,7 @@ def test_an_empty_pool_leaves_calls_untimed_and_says_so(trace: Any, cuda: Cuda) 
     step(device, 2, hook(device, lambda: done.append(1)))
     cuda.host(200 * MS)
     step(device, 3)
-    timed = {row[2]: (row[3], row[4]) for row in rows(trace, Kind.TIMED).tolist()}
+    timed = {row[2]: (row[3], row[4]) for row in trace.table(Kind.TIMED).tolist()}
     assert timed == {1: (pairs, 3), 2: (0, 1), 3: (0, 0)} and len(device._free) == pairs
     assert cuda.made == 2 * pairs  # no event is made in a step
 
@@ -286,7 +279,7 @@ def test_an_exception_goes_through_and_gives_its_events_back(trace: Any, cuda: C
     with pytest.raises(KeyError, match="mine"):
         hook(device, bad)()
     device.finish()
-    assert len(device._free) == free and len(rows(trace, Kind.DEVICE)) == 0
+    assert len(device._free) == free and len(trace.table(Kind.DEVICE)) == 0
 
 
 # --- the wrappers ----------------------------------------------------------------------------------
@@ -298,8 +291,7 @@ def test_off_and_without_cuda_nothing_is_wrapped(
     def code_of(mode: str, platform: str) -> Any:
         make(cuda, mode)
         monkeypatch.setattr(sys.modules["vllm.platforms"].current_platform, "device_type", platform)
-        connector = fakes.Storing()
-        connector = traced(connector, Role.WORKER, "Storing")
+        connector = on_worker(fakes.Storing())
         return [
             "_kvt_timed" in connector.save_kv_layer.__func__.__globals__,
             connector.wait_for_save.__module__ == "never"
@@ -317,8 +309,7 @@ def test_hooks_are_timed_in_timed_steps_alone(
     device = make(cuda)
     monkeypatch.setattr(wrappers, "DEVICE", device)
     child, parent = fakes.Storing(), None
-    parent = fakes.Parent(child)
-    parent = traced(parent, Role.WORKER, "Parent")
+    parent = on_worker(fakes.Parent(child))
     layers = ("layer.0", "layer.1")
 
     def call_hooks() -> None:
@@ -334,8 +325,7 @@ def test_hooks_are_timed_in_timed_steps_alone(
     call_hooks()
     cuda.host(MS)
     step(device, 4)
-    spool, _ = trace.read()
-    seen = [(int(code(row[:1])[0]), spool.names.get(row[3], "")) for row in rows(trace, Kind.DEVICE)]
+    seen = [(code(row[0]), trace.names().get(row[3], "")) for row in trace.table(Kind.DEVICE).tolist()]
     wait, save = hooks.WAIT_LAYER.code, hooks.SAVE_LAYER.code
     assert seen == [
         (hooks.START_LOAD.code, ""), (wait, "layer.0"), (save, "layer.0"), (wait, "layer.1"),
@@ -343,8 +333,8 @@ def test_hooks_are_timed_in_timed_steps_alone(
     ]  # fmt: skip
     calls = [
         row
-        for row in rows(trace, Kind.HOOK)
-        if detail(row[:1])[0] & ~DETAIL_IS_OP == detail(rows(trace, Kind.DEVICE)[:1, 0])[0]
+        for row in trace.table(Kind.HOOK)
+        if detail(row[:1])[0] & ~DETAIL_IS_OP == detail(trace.table(Kind.DEVICE)[:1, 0])[0]
     ]
     assert len(calls) == 3 * 6  # recorded in every call, timed or not
     # the hook's own host time does not hold the events
@@ -365,14 +355,14 @@ def test_attention_bodies_are_timed(trace: Any, cuda: Cuda, monkeypatch: pytest.
     )
     cuda.host(9 * MS)
     step(device, 2)
-    first, second = rows(trace, Kind.DEVICE)
+    first, second = trace.table(Kind.DEVICE)
     assert (code(first[:1])[0], detail(first[:1])[0]) == (
         op_table.ATTENTION_WITH_OUTPUT.code,
         DETAIL_IS_OP,
     )
-    assert trace.read()[0].names[second[3]] == "b"
+    assert trace.names()[second[3]] == "b"
     assert 2 * MS <= first[4] < 2.02 * MS and 1.9 * MS < second[5] <= 2 * MS
-    assert len(rows(trace, Kind.OP)) == 2
+    assert len(trace.table(Kind.OP)) == 2
 
 
 # --- the budget ------------------------------------------------------------------------------------

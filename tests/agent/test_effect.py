@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.steps.prefixes import digest_of  # noqa: E402
@@ -21,12 +20,12 @@ from kvtrace.agent.watch.operations import CopyWatch  # noqa: E402
 from kvtrace.agent.wrap.proxy import index_of  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
-from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
-from kvtrace.trace.rows import code, detail, flags, kind  # noqa: E402
+from kvtrace.trace.format import Fact, Flag, Kind  # noqa: E402
+from kvtrace.trace.rows import code, detail, flags  # noqa: E402
 
 from . import fakes  # noqa: E402
 from .conftest import recording  # noqa: E402
-from .fakes import step  # noqa: E402
+from .fakes import on_worker, step  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
 CREDIT = round(AgentConfig.credit * 1e9)
@@ -57,11 +56,15 @@ def _hook(row):
 
 def effects(trace):
     """[(hook, direction, layer, slots, bytes, files, target)] in order."""
-    spool, rows = trace.read()
-    rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
+    names = trace.names()
     return [
-        (_hook(row), int(flags(row[:1])[0]), spool.names.get(row[2], ""), *row[4:].tolist()) for row in rows
+        (_hook(row), int(flags(row[:1])[0]), names.get(row[2], ""), *row[4:].tolist())
+        for row in trace.table(Kind.EFFECT)
     ]
+
+
+def watched_steps(trace):
+    return sorted(set(trace.table(Kind.EFFECT)[:, 3].tolist()))
 
 
 def pick(connector, kv, slots):
@@ -69,15 +72,20 @@ def pick(connector, kv, slots):
 
 
 def make(caches, how=pick, cls=fakes.Copying):
-    connector = cls(how)
-    connector = traced(connector, Role.WORKER, cls.__name__)
-    number = index_of(connector)
+    connector = on_worker(cls(how))
     connector.register_kv_caches(caches)
-    return connector, number
+    return connector
 
 
 def store(tokens=7):
     return fakes.Work(torch.arange(5, 5 + tokens))
+
+
+def save(connector, caches, work=None):
+    """One call of its save hook, in a step of its own."""
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(work or store()))
+    connector.save_kv_layer("layer.0", caches["layer.0"], None)
 
 
 def load(tokens=6):
@@ -85,7 +93,7 @@ def load(tokens=6):
 
 
 def test_the_slots_that_a_hook_copied_are_counted_per_layer(trace, caches):
-    connector, _ = make(caches)
+    connector = make(caches)
     step(connector, caches, store(7))
     assert [row[:4] for row in effects(trace) if row[0] == "save_kv_layer"] == [
         ("save_kv_layer", Flag.STORE, "layer.0", 7),
@@ -95,7 +103,7 @@ def test_the_slots_that_a_hook_copied_are_counted_per_layer(trace, caches):
 
 
 def test_a_save_in_wait_for_save_is_counted_there_alone(trace, caches):
-    connector, _ = make(caches, how=None)
+    connector = make(caches, how=None)
     connector.how = None
     step_metadata = store(5)
     # save_kv_layer calls `how`: make it look and do nothing
@@ -114,8 +122,7 @@ def test_a_save_in_wait_for_save_is_counted_there_alone(trace, caches):
 
 
 def test_what_a_load_writes_into_the_caches_is_counted(trace, caches):
-    connector, _ = make(caches)
-    step(connector, caches, load(6))
+    step(make(caches), caches, load(6))
     rows = [row[:4] for row in effects(trace) if row[0] == "start_load_kv"]
     assert rows == [("start_load_kv", Flag.LOAD, "layer.0", 6), ("start_load_kv", Flag.LOAD, "layer.1", 6)]
     assert (caches["layer.1"][1, 1:3] == 1.0).all()
@@ -163,11 +170,8 @@ def to_executor_queue(connector, kv, slots):
     ],
 )
 def test_ways_out_of_the_cache(trace, caches, how, slots):
-    connector, _ = make(caches, how)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
     with torch.inference_mode():
-        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+        save(make(caches, how), caches)
     assert [row[:4] for row in effects(trace)] == [("save_kv_layer", Flag.STORE, "layer.0", slots)]
 
 
@@ -181,7 +185,7 @@ def test_a_call_that_asked_the_disk_may_have_found_it_there(trace, caches):
     def how(connector, kv, slots):
         return os.path.exists("/nowhere") if look[0] else pick(connector, kv, slots)
 
-    connector, _ = make(caches, how)
+    connector = make(caches, how)
     step(connector, caches, store())
     look[0] = False
     step(connector, caches, store(), number=2)
@@ -199,7 +203,7 @@ def test_a_thread_that_is_not_followed_may_have_copied(trace, caches):
         entered.set()
         stop.wait(60)
 
-    connector, _ = make(caches, lambda *_: None)
+    connector = make(caches, lambda *_: None)
     thread = threading.Thread(target=poll)
     thread.start()
     entered.wait(60)
@@ -216,7 +220,7 @@ def test_a_copy_in_a_hook_not_for_saving_is_recorded(trace, caches):
             self.kept.append(self.caches["layer.1"][1:3].clone())
             return None, None
 
-    connector, _ = make(caches, lambda *_: None, Late)
+    connector = make(caches, lambda *_: None, Late)
     AGENT.worker.step = 1
     with torch.inference_mode():
         connector.get_finished(set())
@@ -228,7 +232,7 @@ def test_a_hook_not_for_saving_without_a_copy_has_no_record(trace, caches):
         def get_finished(self, finished_req_ids):
             return set(finished_req_ids), None
 
-    connector, _ = make(caches, lambda *_: None, Plain)
+    connector = make(caches, lambda *_: None, Plain)
     AGENT.worker.step = 1
     connector.get_finished({"a"})
     assert effects(trace) == []
@@ -236,29 +240,11 @@ def test_a_hook_not_for_saving_without_a_copy_has_no_record(trace, caches):
 
 def test_entries_of_no_slots_cost_no_sample(trace, caches):
     """The first samples are for steps in which there is something to see."""
-    connector, _ = make(caches)
+    connector = make(caches)
     for number in range(1, 21):
         step(connector, caches, store(0), number=number)
     step(connector, caches, store(7), number=21)
-    assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [7, 7]
-
-
-def test_a_connector_that_copies_a_step_later_is_seen_to(trace, caches):
-    """At the beginning of the next step, which has nothing to store by itself."""
-
-    class Late(fakes.Copying):
-        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-            self.kept.append(layer_name)
-
-        def start_load_kv(self, forward_context, **kwargs):
-            while self.kept:
-                self.caches[self.kept.pop()][1:3].clone()
-
-    connector, _ = make(caches, cls=Late)
-    step(connector, caches, store())
-    step(connector, caches, number=2)
-    rows = [row[:4] for row in effects(trace) if row[0] == "start_load_kv" and row[1] == Flag.STORE]
-    assert sorted(rows) == [("start_load_kv", Flag.STORE, f"layer.{n}", 8) for n in (0, 1)]
+    assert saved(trace) == [7, 7]
 
 
 def test_an_address_taken_at_registration_leaves_all_unsure(trace, caches):
@@ -267,26 +253,23 @@ def test_an_address_taken_at_registration_leaves_all_unsure(trace, caches):
             super().register_kv_caches(kv_caches)
             self.pointers = [kv.data_ptr() for kv in kv_caches.values()]
 
-    connector, _ = make(caches, lambda *_: None, Pointers)
-    step(connector, caches, store())
-    assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [-1, -1]
+    step(make(caches, lambda *_: None, Pointers), caches, store())
+    assert saved(trace) == [-1, -1]
 
 
 def test_a_custom_operation_on_the_cache_is_unknown(trace, caches):
     library = torch.library.Library("kvtrace_test", "DEF")
     library.define("take(Tensor kv) -> Tensor")
     library.impl("take", lambda kv: kv[0:1].clone(), "CPU")
-    connector, _ = make(caches, lambda c, kv, s: torch.ops.kvtrace_test.take(kv))
-    step(connector, caches, store())
-    assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [-1, -1]
+    step(make(caches, lambda c, kv, s: torch.ops.kvtrace_test.take(kv)), caches, store())
+    assert saved(trace) == [-1, -1]
 
 
 def test_layers_that_share_one_storage_are_told_apart(trace):
     CACHES.__init__()
     whole = torch.randn(2, BLOCKS, BLOCK, 8)
     caches = {"layer.0": whole[0], "layer.1": whole[1]}
-    connector, _ = make(caches, lambda c, kv, s: whole[1][s // BLOCK, s % BLOCK])
-    step(connector, caches, store(3))
+    step(make(caches, lambda c, kv, s: whole[1][s // BLOCK, s % BLOCK]), caches, store(3))
     rows = [row[2:4] for row in effects(trace) if row[0] == "save_kv_layer"]
     # while layer.0 is saved the connector (wrongly) reads layer.1: that is what is written down
     assert ("layer.0", 3) not in rows and ("layer.1", 3) in rows
@@ -305,8 +288,7 @@ def test_memory_that_several_groups_share_is_not_attributed():
 
 def test_slots_come_from_vllms_cache_config_if_there_is_one(caches):
     known = Caches()
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=8), layer_names=["layer.0"])
-    config = SimpleNamespace(num_blocks=BLOCKS * BLOCK // 8, kv_cache_groups=[group])
+    config = fakes.kv_cache_config(BLOCKS * BLOCK // 8, 8, ["layer.0"])
     known.configure(config, {"layer.0": SimpleNamespace(kv_cache=caches["layer.0"])})
     assert known.slot_bytes(known.layers["layer.0"]) == 32
 
@@ -324,10 +306,7 @@ def test_the_files_that_a_call_wrote_and_what_stands_in_them(trace, caches, tmp_
         with open(tmp_path / "kv.txt") as file:
             file.read()
 
-    connector, _ = make(caches, write)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
-    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(make(caches, write), caches)
     ((_, _, _, slots, size, files, target),) = effects(trace)
     names = ("kv.safetensors", "kv.pt", "kv.txt")
     assert (slots, files) == (7, 3)
@@ -356,10 +335,7 @@ def test_a_file_that_held_something_and_is_written_anew(trace, caches, tmp_path,
         if how == "rename":
             part.replace(path)
 
-    connector, _ = make(caches, write)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
-    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(make(caches, write), caches)
     (record,) = effects(trace)
     assert bool(record[1] & Flag.REPLACED) is replaced and record[1] & Flag.STORE
     assert record[-1] == digest_of(str(path), AGENT.config.salt)
@@ -377,10 +353,7 @@ def test_an_unknown_native_writer_leaves_the_files_unknown(trace, caches, tmp_pa
         libc.write(descriptor, data, len(data))
         libc.close(descriptor)
 
-    connector, _ = make(caches, write)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
-    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(make(caches, write), caches)
     ((_, _, _, _, size, files, target),) = effects(trace)
     assert (size, files, target) == (8192, -1, 0)
 
@@ -395,16 +368,13 @@ def test_another_threads_files_and_copies_are_not_this_calls(trace, caches, tmp_
         thread.start()
         thread.join()
 
-    connector, _ = make(caches, write)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
-    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(make(caches, write), caches)
     ((_, _, _, slots, size, files, _),) = effects(trace)
     assert (slots, size, files) == (-1, 0, 0)
 
 
 def test_every_step_with_work_is_watched_and_says_so(trace, caches):
-    connector, _ = make(caches)
+    connector = make(caches)
     watched = []
     for number in range(1, 71):
         step(connector, caches, store(2), number=number)
@@ -412,33 +382,28 @@ def test_every_step_with_work_is_watched_and_says_so(trace, caches):
         AGENT.worker.watched = 0
         step(connector, caches, number=1000 + number)
         watched.append(AGENT.worker.watched)
-    _, rows = trace.read()
-    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
-    assert steps == [*range(1, 71)]
+    assert watched_steps(trace) == [*range(1, 71)]
     assert watched == [int(Flag.STORE | Flag.LOAD), 0] * 70
 
 
 def test_only_the_first_steps_are_watched_if_asked(tmp_path, caches):
     with recording(tmp_path, "first") as trace:
-        connector, _ = make(caches)
+        connector = make(caches)
         for number in range(1, 71):
             step(connector, caches, store(2), number=number)
-        _, rows = trace.read()
-        assert sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist())) == [*range(1, 9)]
+        assert watched_steps(trace) == [*range(1, 9)]
 
 
 def test_past_its_budget_the_watch_samples_and_comes_back(trace, caches):
-    connector, _ = make(caches)
+    connector = make(caches)
     step(connector, caches, store(2), number=1)
     policy.POLICY.spent(CREDIT)  # all that it may take at once
     for number in range(2, 41):
         step(connector, caches, store(2), number=number)
     policy.POLICY.passed(10**12)  # an hour of steps, and a hundredth of it is the watch's
     step(connector, caches, store(2), number=41)
-    _, rows = trace.read()
-    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
     # sampled steps are counted from where sampling began
-    assert steps == [*range(1, 10), 34, 41]
+    assert watched_steps(trace) == [*range(1, 10), 34, 41]
 
 
 @pytest.mark.parametrize("watch", ["full", "sampled"])
@@ -446,7 +411,7 @@ def test_a_budget_without_a_credit_holds_from_the_first_step_on(tmp_path, caches
     budget, busy, took = 0.02, 2_000_000, 0
     spent = policy.POLICY.spent
     with recording(tmp_path, watch, credit=0.0, budget=budget) as trace:
-        connector, _ = make(caches)
+        connector = make(caches)
 
         def pays(cost):
             nonlocal took
@@ -459,41 +424,35 @@ def test_a_budget_without_a_credit_holds_from_the_first_step_on(tmp_path, caches
             step(connector, caches, store(2), number=number)
             policy.POLICY.passed(busy)
             assert took <= busy * number * budget / 2 + policy.FIRST_COST, number
-        _, rows = trace.read()
-        steps = set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist())
+        steps = watched_steps(trace)
         assert steps and min(steps) > 400  # the account holds what a step is taken to cost
         said = trace.facts(Fact.WATCH_LIMITS)
         assert [(fact["kind"], fact["step"]) for fact in said if fact["kind"] == "steps"] == [("steps", 1)]
 
 
 def test_what_the_watch_takes_is_paid_for(trace, caches):
-    connector, _ = make(caches)
-    step(connector, caches, store(2), number=1)
+    step(make(caches), caches, store(2), number=1)
     account = policy.POLICY._account
     assert account is not None and 0 < CREDIT - account._saved < CREDIT
 
 
 def test_the_first_steps_with_work_are_sampled_then_every_32nd(sampled, caches):
     trace = sampled
-    connector, _ = make(caches)
+    connector = make(caches)
     for number in range(1, 71):
         step(connector, caches, store(2), number=number)
         step(connector, caches, number=1000 + number)  # no work: never sampled
-    _, rows = trace.read()
-    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
-    assert steps == [*range(1, 9), 33, 65]
+    assert watched_steps(trace) == [*range(1, 9), 33, 65]
     assert len(connector.kept) == 140
 
 
 def test_a_sampled_step_without_effect_is_looked_at_again(sampled, caches):
     trace = sampled
-    connector, _ = make(caches, lambda *_: None)
+    connector = make(caches, lambda *_: None)
     for number in range(1, 100):
         step(connector, caches, store(2), number=number)
-    _, rows = trace.read()
-    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
     # and not for ever
-    assert steps == [*range(1, 9 + policy._MAX_EXTRA), 33, 65, 97]
+    assert watched_steps(trace) == [*range(1, 9 + policy._MAX_EXTRA), 33, 65, 97]
 
 
 def test_mute_metadata_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
@@ -506,19 +465,18 @@ def test_mute_metadata_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
         def start_load_kv(self, forward_context, **kwargs):
             return
 
-    connector, _ = make(caches, cls=Own)
+    connector = make(caches, cls=Own)
     for number in range(1, 4):
         AGENT.worker.step, AGENT.worker.prompt = number, number != 2
         connector.bind_connector_metadata(fakes.KVConnectorMetadata())
         connector.save_kv_layer("layer.0", caches["layer.0"], None)
         connector.clear_connector_metadata()
-    _, rows = trace.read()
-    rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
+    rows = trace.table(Kind.EFFECT)
     assert rows[:, 3].tolist() == [1, 3] and rows[:, 4].tolist() == [4, 4]
 
 
 def test_dummy_steps_are_never_sampled(trace, caches):
-    connector, _ = make(caches)
+    connector = make(caches)
     step(connector, caches, store(), number=0)
     assert effects(trace) == [] and len(connector.kept) == 2
 
@@ -529,11 +487,9 @@ def test_an_error_in_a_watched_call_passes_and_leaves_nothing(trace, caches):
         raise ValueError("disk full")
 
     before = (sys.gettrace(), sys.getprofile())
-    connector, _ = make(caches, fail)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
+    connector = make(caches, fail)
     with pytest.raises(ValueError, match="disk full") as caught:
-        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+        save(connector, caches)
     assert caught.traceback[-1].name == "fail"
     assert (sys.gettrace(), sys.getprofile()) == before
     assert torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
@@ -543,12 +499,10 @@ def test_an_error_in_a_watched_call_passes_and_leaves_nothing(trace, caches):
 def test_a_debugger_or_profiler_keeps_its_place(trace, caches):
     seen = []
     mine = lambda *args: seen.append(args[1]) or None  # noqa: E731
-    connector, _ = make(caches, lambda *_: None)
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
+    connector = make(caches, lambda *_: None)
     sys.setprofile(mine)
     try:
-        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+        save(connector, caches)
         assert sys.getprofile() is mine
     finally:
         sys.setprofile(None)
@@ -557,17 +511,12 @@ def test_a_debugger_or_profiler_keeps_its_place(trace, caches):
 
 
 def test_a_child_connector_has_records_of_its_own(trace, caches):
-    child = fakes.Copying(pick)
-    parent = fakes.Fan(child)
-    parent._block_size = BLOCK
-    parent = traced(parent, Role.WORKER, "MultiConnector")
+    parent = on_worker(fakes.Fan(fakes.Copying(pick)), "MultiConnector")
     top = index_of(parent)
     parent.register_kv_caches(caches)
-    AGENT.worker.step = 1
-    parent.bind_connector_metadata(fakes.WorkMetadata(store(7)))
-    parent.save_kv_layer("layer.0", caches["layer.0"], None)
-    _, rows = trace.read()
-    rows = rows[(kind(rows[:, 0]) == Kind.EFFECT) & (rows[:, 2] > 0)]  # of a layer: not of binding
+    save(parent, caches)
+    rows = trace.table(Kind.EFFECT)
+    rows = rows[rows[:, 2] > 0]  # of a layer: not of binding
     assert sorted(detail(rows[:, 0]).tolist()) == [top, index_of(parent._connectors[0])]
     assert rows[:, 4].tolist() == [7, 7]
     assert not CACHES.address_taken
@@ -588,14 +537,9 @@ def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
             except ValueError:
                 return
 
-    child = fakes.Copying(refused)
-    parent = Careless(child)
-    parent._block_size = BLOCK
-    parent = traced(parent, Role.WORKER, "MultiConnector")
+    parent = on_worker(Careless(fakes.Copying(refused)), "MultiConnector")
     top = index_of(parent)
-    AGENT.worker.step = 1
-    parent.bind_connector_metadata(fakes.WorkMetadata(store(7)))
-    parent.save_kv_layer("layer.0", caches["layer.0"], None)
+    save(parent, caches)
     caught = {fact["type"]: fact["connector"] for fact in trace.facts(Fact.SWALLOWED)}
     assert caught == {"ConnectionRefusedError": index_of(parent._connectors[0]), "ValueError": top}
 
@@ -603,7 +547,7 @@ def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
 def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, monkeypatch):
     monkeypatch.setattr(call.CopyWatch, "start", lambda self: 1 / 0)
     monkeypatch.setattr(call.Files, "stop", lambda self: 1 / 0)
-    connector, _ = make(caches)
+    connector = make(caches)
     step(connector, caches, store())
     assert len(connector.kept) == 2
     assert sys.getprofile() is None

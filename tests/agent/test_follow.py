@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.errors.logs import install as install_logs  # noqa: E402
 from kvtrace.agent.errors.swallowed import THREAD, install_thread_hook  # noqa: E402
-from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.origin import HERE, WorkOrigin  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
@@ -33,11 +31,12 @@ from kvtrace.agent.watch import background  # noqa: E402
 from kvtrace.agent.watch.policy import POLICY  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
-from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
+from kvtrace.trace.format import Fact, Flag, Kind  # noqa: E402
 from kvtrace.trace.reader import Spool, spool_paths  # noqa: E402
 
 from . import fakes  # noqa: E402
 from .conftest import recording  # noqa: E402
+from .fakes import on_worker  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
 
@@ -65,16 +64,18 @@ def caches() -> dict[str, Any]:
     return {"layer.0": torch.randn(BLOCKS, BLOCK, 8)}
 
 
-def made(caches: dict[str, Any], how: Callable[..., Any]) -> Any:
-    connector = Background(how)
-    connector = traced(connector, Role.WORKER, "Background")
+def made(caches: Any, how: Callable[..., Any]) -> Any:
+    return registered(Background(how), caches)
+
+
+def registered(connector: Any, caches: Any) -> Any:
+    connector = on_worker(connector)
     connector.register_kv_caches(caches)
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
-    CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
+    CACHES.configure(fakes.kv_cache_config(BLOCKS, BLOCK, list(caches)), {})
     return connector
 
 
-def step(connector: Any, caches: dict[str, Any], number: int) -> None:
+def step(connector: Any, caches: Any, number: int) -> None:
     AGENT.worker.step = AGENT.worker.latest = number
     connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(torch.arange(4))))
     for name, kv in caches.items():
@@ -83,14 +84,23 @@ def step(connector: Any, caches: dict[str, Any], number: int) -> None:
     AGENT.worker.step = 0
 
 
+def in_one_step(caches: Any, how: Callable[..., Any], ends: Callable[[], object]) -> None:
+    """The second; ``ends`` comes back when the work is done."""
+    step(made(caches, how), caches, 2)
+    ends()
+
+
+def three_steps(connector: Any, caches: Any) -> None:
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+
+
 def slots(trace: Any) -> list[tuple[int, int, str]]:
     """(step, hook's code, set) of what was read, in the order of the steps."""
-    spool, table = trace.read()
-    found = []
-    for words in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist():
-        row = rows.decode(words)
+    names, found = trace.names(), []
+    for row in trace.rows(Kind.SLOTS):
         assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
-        found.append((row.step, rows.code(row.head), spool.names[row.slot_set] if row.slot_set else ""))
+        found.append((row.step, rows.code(row.head), names[row.slot_set] if row.slot_set else ""))
     return sorted(found)
 
 
@@ -158,7 +168,7 @@ def loop() -> Iterator[Loop]:
 THREE_STEPS = [(number, 0, f"{number * BLOCK}+{BLOCK}") for number in (1, 2, 3)]
 
 
-def test_an_executor(trace: Any, caches: dict[str, Any], pool: Any) -> None:
+def test_an_executor(trace: Any, caches: Any, pool: Any) -> None:
     gate = threading.Event()
 
     def late(job: Any) -> None:
@@ -166,14 +176,13 @@ def test_an_executor(trace: Any, caches: dict[str, Any], pool: Any) -> None:
         job()
 
     connector = made(caches, lambda c, job: pool.submit(late, job))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     gate.set()  # all of it runs when step 3 is over
     pool.shutdown()
     assert slots(trace) == THREE_STEPS and len(connector.kept) == 3
 
 
-def test_a_job_costs_a_bounded_number_of_calls(trace: Any, caches: dict[str, Any]) -> None:
+def test_a_job_costs_a_bounded_number_of_calls(trace: Any, caches: Any) -> None:
     """Of Python functions, which tell the same on a busy machine: 30 us or so in one thread (docs/run.md)."""
     jobs: list[Any] = []
     module = concurrent.futures.thread
@@ -203,7 +212,7 @@ def test_a_job_costs_a_bounded_number_of_calls(trace: Any, caches: dict[str, Any
     assert 20 * len(jobs) < calls < 200 * len(jobs)
 
 
-def test_a_thread_for_each_save(trace: Any, caches: dict[str, Any]) -> None:
+def test_a_thread_for_each_save(trace: Any, caches: Any) -> None:
     threads = []
 
     def how(connector: Any, job: Any) -> None:
@@ -212,32 +221,29 @@ def test_a_thread_for_each_save(trace: Any, caches: dict[str, Any]) -> None:
         threads[-1].join(30)
 
     connector = made(caches, how)
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     assert slots(trace) == THREE_STEPS
 
 
 @pytest.mark.parametrize("kind", [queue.Queue, queue.LifoQueue])
-def test_a_thread_with_a_queue(trace: Any, caches: dict[str, Any], kind: type) -> None:
+def test_a_thread_with_a_queue(trace: Any, caches: Any, kind: type) -> None:
     consumer = Consumer(kind)
     connector = made(caches, lambda c, job: consumer.put(job))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     wait_until(lambda: len(connector.kept) == 3)
     consumer.end()
     assert slots(trace) == THREE_STEPS
 
 
 def test_a_thread_older_than_the_agent_is_met_at_its_next_item(
-    trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    trace: Any, caches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = Consumer()
     monkeypatch.setattr(background, "_on", False)
     consumer.put(lambda: None)
     monkeypatch.setattr(background, "_on", True)
     connector = made(caches, lambda c, job: consumer.put(job))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     consumer.end()
     # it waited for its first item in Python's own get: that item's step may be unknown, nothing else
     found = slots(trace)
@@ -246,7 +252,7 @@ def test_a_thread_older_than_the_agent_is_met_at_its_next_item(
 
 
 def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
-    trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    trace: Any, caches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = Consumer(queue.SimpleQueue)
     connector = made(caches, lambda c, job: consumer.put(job))
@@ -260,7 +266,7 @@ def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
     assert (0, 0, "24+4") in slots(trace), "the thread was started for step 1, and this is step 6's work"
 
 
-def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: dict[str, Any]) -> None:
+def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: Any) -> None:
     """It waits in C for its next item, and none comes."""
     consumer = Consumer(queue.SimpleQueue)
     connector = made(caches, lambda c, job: consumer.put(job))
@@ -273,7 +279,7 @@ def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: dict[str
     assert slots(trace) == THREE_STEPS[:1]
 
 
-def test_work_that_ends_between_steps_is_written_at_once(trace: Any, caches: dict[str, Any]) -> None:
+def test_work_that_ends_between_steps_is_written_at_once(trace: Any, caches: Any) -> None:
     consumer = Consumer()
     connector = made(caches, lambda c, job: consumer.put(job))
     step(connector, caches, 1)
@@ -283,7 +289,7 @@ def test_work_that_ends_between_steps_is_written_at_once(trace: Any, caches: dic
     assert Kind.SLOTS in kinds
 
 
-def test_buffers_that_go_round_say_nothing_of_the_step(trace: Any, caches: dict[str, Any]) -> None:
+def test_buffers_that_go_round_say_nothing_of_the_step(trace: Any, caches: Any) -> None:
     free: queue.Queue[Any] = queue.Queue()
     free.put("buffer")
 
@@ -294,24 +300,22 @@ def test_buffers_that_go_round_say_nothing_of_the_step(trace: Any, caches: dict[
 
     consumer = Consumer()
     connector = made(caches, lambda c, job: consumer.put(functools.partial(with_buffer, job)))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     consumer.end()
     assert slots(trace) == THREE_STEPS
 
 
-def test_an_event_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+def test_an_event_loop(trace: Any, caches: Any, loop: Loop) -> None:
     async def save(job: Any) -> None:
         job()
         await asyncio.sleep(0)
 
     connector = made(caches, lambda c, job: asyncio.run_coroutine_threadsafe(save(job), loop.loop).result(30))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     assert slots(trace) == THREE_STEPS
 
 
-def test_a_callback_and_an_executor_of_the_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+def test_a_callback_and_an_executor_of_the_loop(trace: Any, caches: Any, loop: Loop) -> None:
     done = threading.Semaphore(0)
 
     def finish(job: Any) -> None:
@@ -326,14 +330,13 @@ def test_a_callback_and_an_executor_of_the_loop(trace: Any, caches: dict[str, An
         assert done.acquire(timeout=30)
 
     connector = made(caches, how)
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     loop.loop.call_soon_threadsafe(loop.loop.create_task, loop.loop.shutdown_default_executor())
     wait_until(lambda: len(slots(trace)) == 3)
     assert slots(trace) == THREE_STEPS
 
 
-def test_an_asyncio_queue(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+def test_an_asyncio_queue(trace: Any, caches: Any, loop: Loop) -> None:
     jobs: Any = None
 
     async def consume() -> None:
@@ -353,7 +356,7 @@ def test_an_asyncio_queue(trace: Any, caches: dict[str, Any], loop: Loop) -> Non
     assert slots(trace) == THREE_STEPS
 
 
-def test_work_that_is_nobody_s_is_left_alone(trace: Any, caches: dict[str, Any], pool: Any) -> None:
+def test_work_that_is_nobody_s_is_left_alone(trace: Any, caches: Any, pool: Any) -> None:
     made(caches, lambda *_: None)
     # functions of the standard library and of torch, handed over outside any hook
     assert pool.submit(torch.clone, caches["layer.0"][1]).result(30).shape == (BLOCK, 8)
@@ -372,33 +375,25 @@ def swallowed(trace: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_an_exception_in_a_future_that_nobody_asks(trace: Any, caches: dict[str, Any], pool: Any) -> None:
-    connector = made(caches, lambda c, job: pool.submit(c.fail))
-    step(connector, caches, 2)
-    pool.shutdown()
+def test_an_exception_in_a_future_that_nobody_asks(trace: Any, caches: Any, pool: Any) -> None:
+    in_one_step(caches, lambda c, job: pool.submit(c.fail), pool.shutdown)
     assert swallowed(trace) == [("executor", 2, "ConnectionRefusedError", "fail")]
     (fact,) = trace.facts(Fact.SWALLOWED)
     assert "hunter2" not in fact["message"] and fact["connector"] > 0
 
 
-def test_a_future_that_is_asked_in_the_hook_is_one_exception(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_a_future_that_is_asked_in_the_hook_is_one_exception(trace: Any, caches: Any, pool: Any) -> None:
     def how(connector: Any, job: Any) -> None:
         try:
             pool.submit(connector.fail).result()
         except ConnectionRefusedError:
             return
 
-    connector = made(caches, how)
-    step(connector, caches, 2)
-    pool.shutdown()
+    in_one_step(caches, how, pool.shutdown)
     assert len(swallowed(trace)) == 1
 
 
-def test_a_futures_exception_logged_or_raised_again_is_one(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_a_futures_exception_logged_or_raised_again_is_one(trace: Any, caches: Any, pool: Any) -> None:
     def how(connector: Any, job: Any) -> None:
         error = pool.submit(connector.fail).exception()
         try:
@@ -414,11 +409,10 @@ def test_a_futures_exception_logged_or_raised_again_is_one(
     assert [number for _, number, *_ in swallowed(trace)] == [2, 3, 4]
 
 
-def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: dict[str, Any]) -> None:
+def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: Any) -> None:
     consumer = Consumer()
-    connector: Any = None
 
-    def careful() -> None:
+    def careful(connector: Any) -> None:
         try:
             connector.fail()
         except OSError:
@@ -428,13 +422,11 @@ def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: dict[str, A
         except KeyError:
             pass
 
-    connector = made(caches, lambda c, job: consumer.put(careful))
-    step(connector, caches, 2)
-    consumer.end()
+    in_one_step(caches, lambda c, job: consumer.put(functools.partial(careful, c)), consumer.end)
     assert swallowed(trace) == [("thread", 2, "ConnectionRefusedError", "fail")]
 
 
-def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: Any, loop: Loop) -> None:
     async def upload(connector: Any) -> None:
         await asyncio.sleep(0)
         connector.fail()
@@ -450,7 +442,7 @@ def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: dict[str, Any], 
 
 
 def test_an_exception_that_ends_a_thread_is_said_once(
-    trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    trace: Any, caches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     install_thread_hook()
@@ -465,25 +457,21 @@ def test_an_exception_that_ends_a_thread_is_said_once(
     assert swallowed(trace) == []
 
 
-def test_a_librarys_exception_names_it_and_the_connectors_line(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_a_librarys_exception_names_it_and_the_connectors_line(trace: Any, caches: Any, pool: Any) -> None:
     def upload() -> None:
         try:
             socket.create_connection(("127.0.0.1", 1), timeout=5)
         except OSError:
             pass
 
-    connector = made(caches, lambda c, job: pool.submit(upload))
-    step(connector, caches, 2)
-    pool.shutdown()
+    in_one_step(caches, lambda c, job: pool.submit(upload), pool.shutdown)
     (fact,) = trace.facts(Fact.SWALLOWED)
     assert fact["where"].endswith("in upload") and fact["inside"].endswith("in create_connection")
     assert (fact["hook"], fact["asked_by"], fact["step"]) == ("executor", "save_kv_layer", 2)
 
 
 @pytest.mark.parametrize("kind", [queue.Queue, asyncio.Queue])
-def test_a_full_queue_that_drops_what_comes(trace: Any, caches: dict[str, Any], kind: type) -> None:
+def test_a_full_queue_that_drops_what_comes(trace: Any, caches: Any, kind: type) -> None:
     jobs: Any = kind(1)
     jobs.put_nowait(None)
 
@@ -498,7 +486,7 @@ def test_a_full_queue_that_drops_what_comes(trace: Any, caches: dict[str, Any], 
 
 
 def test_a_lookup_that_missed_is_told_from_work_that_was_lost(
-    trace: Any, caches: dict[str, Any], tmp_path: Path
+    trace: Any, caches: Any, tmp_path: Path
 ) -> None:
     def save(job: Any, look_first: bool) -> None:
         if not look_first:
@@ -519,16 +507,12 @@ def test_a_lookup_that_missed_is_told_from_work_that_was_lost(
     ]
 
 
-def test_an_exception_that_a_library_of_the_background_catches(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_an_exception_that_a_library_of_the_background_catches(trace: Any, caches: Any, pool: Any) -> None:
     """A retry decorator, an event bus: nothing of the connector's own handles it."""
     namespace: dict[str, Any] = {}
     text = "def calling(function):\n  try: function()\n  except Exception: pass\n"
     exec(compile(text, "/x/site-packages/bus/__init__.py", "exec"), namespace)
-    connector = made(caches, lambda c, job: pool.submit(namespace["calling"], c.fail))
-    step(connector, caches, 2)
-    pool.shutdown()
+    in_one_step(caches, lambda c, job: pool.submit(namespace["calling"], c.fail), pool.shutdown)
     assert swallowed(trace) == [("executor", 2, "ConnectionRefusedError", "fail")]
 
 
@@ -536,7 +520,7 @@ def test_an_exception_that_a_library_of_the_background_catches(
 
 
 def test_results_exceptions_names_and_flags_are_what_they_were(
-    trace: Any, caches: dict[str, Any], pool: Any, loop: Loop
+    trace: Any, caches: Any, pool: Any, loop: Loop
 ) -> None:
     connector = made(caches, lambda *_: None)
     seen: dict[str, Any] = {}
@@ -576,7 +560,7 @@ def test_results_exceptions_names_and_flags_are_what_they_were(
 
 
 def test_a_recorder_that_fails_changes_nothing(
-    trace: Any, caches: dict[str, Any], pool: Any, monkeypatch: pytest.MonkeyPatch
+    trace: Any, caches: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connector = made(caches, lambda c, job: c.kept.append(pool.submit(job)))
     monkeypatch.setattr("kvtrace.agent.watch.work.Work.start", lambda self: 1 / 0)
@@ -586,9 +570,7 @@ def test_a_recorder_that_fails_changes_nothing(
     assert AGENT._failures == 1
 
 
-def test_work_past_its_budget_keeps_its_step_and_exception(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_work_past_its_budget_keeps_its_step_and_exception(trace: Any, caches: Any, pool: Any) -> None:
     traced_there = []
 
     def late(connector: Any, job: Any) -> None:
@@ -620,31 +602,27 @@ def limits(trace: Any) -> list[tuple[str, str, str]]:
     return [(fact["kind"], fact["what"], fact["hook"]) for fact in trace.facts(Fact.WATCH_LIMITS)]
 
 
-def test_a_whole_tensors_memory_that_is_given_out_is_said_once(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
+def test_a_whole_tensors_memory_that_is_given_out_is_said_once(trace: Any, caches: Any, pool: Any) -> None:
     kv = caches["layer.0"]
     connector = made(caches, lambda c, job: pool.submit(lambda: c.kept.append(kv.numpy()[1].copy())).result())
-    for number in (1, 2, 3):
-        step(connector, caches, number)
+    three_steps(connector, caches)
     assert limits(trace) == [("address", "numpy", "save_kv_layer")]
     (fact,) = trace.facts(Fact.WATCH_LIMITS)
     assert fact["connector"] > 0 and fact["step"] == 1 and "test_follow.py" in fact["where"]
     assert slots(trace) == [(number, 0, "") for number in (1, 2, 3)]  # slots were read, which is not known
 
 
-def test_a_load_by_the_address_of_all_may_have_written_anything(trace: Any, caches: dict[str, Any]) -> None:
+def test_a_load_by_the_address_of_all_may_have_written_anything(trace: Any, caches: Any) -> None:
     kv = caches["layer.0"]
     size = kv.stride(0) * kv.element_size()
     data = ctypes.create_string_buffer(size)
     connector = made(caches, lambda c, job: ctypes.memmove(kv.data_ptr() + 2 * size, data, size))
     step(connector, caches, 1)
-    _, table = trace.read()
-    (unknown,) = [rows.decode(w) for w in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist()]
+    (unknown,) = trace.rows(Kind.SLOTS)
     assert (rows.flags(unknown.head), unknown.slot_set) == (Flag.STORE, 0)  # its hook is for saving
 
 
-def test_another_process_is_said(trace: Any, caches: dict[str, Any]) -> None:
+def test_another_process_is_said(trace: Any, caches: Any) -> None:
     connector = made(caches, lambda c, job: subprocess.run([sys.executable, "-c", ""], check=True))
     step(connector, caches, 1)
     subprocess.run([sys.executable, "-c", ""], check=True)  # nobody's
@@ -652,7 +630,7 @@ def test_another_process_is_said(trace: Any, caches: dict[str, Any]) -> None:
     assert found[0] == "process" and found[1].startswith("python") and found[2] == "save_kv_layer"
 
 
-def test_steps_with_work_that_are_not_watched_are_said_once(tmp_path: Path, caches: dict[str, Any]) -> None:
+def test_steps_with_work_that_are_not_watched_are_said_once(tmp_path: Path, caches: Any) -> None:
     with recording(tmp_path, "first") as trace:
         connector = made(caches, lambda c, job: job())
         for number in range(1, 13):
@@ -662,10 +640,13 @@ def test_steps_with_work_that_are_not_watched_are_said_once(tmp_path: Path, cach
 
 
 class Later(fakes.Copying):
-    """Copies what was saved in a step in the hooks of the next one."""
+    """Copies what was saved in a step in the hook ``at`` of the next one."""
 
     waiting: Any = None
-    at = "wait_for_save"
+
+    def __init__(self, at: str) -> None:
+        super().__init__(lambda *_: None)
+        self.at = at
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         pass
@@ -692,16 +673,9 @@ class Later(fakes.Copying):
 
 @pytest.mark.parametrize("at", ["start_load_kv", "wait_for_save", "get_finished", "handle_preemptions"])
 @pytest.mark.parametrize("finishes", [False, True])
-def test_a_connector_that_copies_a_step_later(
-    trace: Any, caches: dict[str, Any], at: str, finishes: bool
-) -> None:
+def test_a_connector_that_copies_a_step_later(trace: Any, caches: Any, at: str, finishes: bool) -> None:
     """The step after a watched one, and one in which requests end; whatever its metadata says."""
-    connector = Later(lambda *_: None)
-    connector.at = at
-    connector = traced(connector, Role.WORKER, "Later")
-    connector.register_kv_caches(caches)
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
-    CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
+    connector = registered(Later(at), caches)
     for number in (1, 2, 3):
         AGENT.worker.step = AGENT.worker.latest = number
         AGENT.worker.watched = 0
@@ -724,15 +698,10 @@ def test_a_connector_that_copies_a_step_later(
 
 @pytest.mark.parametrize(("behind", "seen"), [(3, True), (20, False)])
 def test_a_hook_that_was_seen_to_copy_steps_later_is_watched_on(
-    trace: Any, caches: dict[str, Any], behind: int, seen: bool
+    trace: Any, caches: Any, behind: int, seen: bool
 ) -> None:
     """Not in its first calls alone, and not for as long as nothing is stored."""
-    connector = Later(lambda *_: None)
-    connector.at = "get_finished"
-    connector = traced(connector, Role.WORKER, "Later")
-    connector.register_kv_caches(caches)
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
-    CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
+    connector = registered(Later("get_finished"), caches)
     stores, copies = (1, 40), (4, 40 + behind)
     for number in range(1, 70):
         AGENT.worker.step = AGENT.worker.latest = number
@@ -765,7 +734,7 @@ def test_whose_work_a_thread_does_is_known_by_its_latest_item(trace: Any) -> Non
     assert found == [0, 2]
 
 
-def test_what_a_piece_reads_in_a_later_step_is_told_apart(trace: Any, caches: dict[str, Any]) -> None:
+def test_what_a_piece_reads_in_a_later_step_is_told_apart(trace: Any, caches: Any) -> None:
     """A block may have another holder by then. The halves of a slot stay together."""
     made(caches, lambda c, job: None)
     kv = caches["layer.0"]

@@ -10,11 +10,11 @@ import pytest
 
 from kvtrace.agent.code import foreign
 from kvtrace.agent.errors import logs
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.format import Fact
 
 from . import fakes
+from .fakes import on_worker
 
 PROMPT = "The formula of the secret sauce is garlic"
 TOKENS = [40961, 7, 51966]
@@ -126,8 +126,7 @@ class Chatty(fakes.KVConnectorBase_V1):
 
 def test_messages_of_logs_and_hooks_are_recorded_without_values(trace: Any) -> None:
     logs.install()
-    connector = Chatty()
-    connector = traced(connector, Role.WORKER, "Chatty")
+    connector = on_worker(Chatty())
     connector.wait_for_save()
     with pytest.raises(ValueError, match="garlic"):
         connector.save_kv_layer("layer.0", None, None)

@@ -15,9 +15,10 @@ from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps import graphs
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.format import Dispatch, Fact, Flag, Kind, Skip
-from kvtrace.trace.rows import code, detail, flags, kind
+from kvtrace.trace.rows import code, detail, flags
 
 from . import fakes
+from .fake_cuda import on_cuda
 
 pytestmark = pytest.mark.usefixtures("each_recorder")
 
@@ -111,9 +112,8 @@ def test_each_run_of_a_body_says_layer_rows_mode_and_hook(trace: Any) -> None:
     worker.direct_depth = 0
     with pytest.raises(ValueError):
         update(bad, "a")
-    spool, table = trace.read()
-    names = {name: ident for ident, name in spool.names.items()}
-    said = table[kind(table[:, 0]) == Kind.OP]
+    names = {name: ident for ident, name in trace.names().items()}
+    said = trace.table(Kind.OP)
     hooked, no_site, unhooked = int(Skip.HOOKED), int(Skip.NOT_A_HOOK_SITE), int(Skip.NO_CONNECTOR)
     told = [(op, *row) for op, row in zip(code(said[:, 0]).tolist(), said[:, 3:].tolist(), strict=True)]
     assert told == [
@@ -140,9 +140,7 @@ def test_bodies_run_while_capturing_are_marked(trace: Any, monkeypatch: pytest.M
         return bool(state.capturing)
 
     cuda = SimpleNamespace(is_current_stream_capturing=is_current_stream_capturing)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    platform = SimpleNamespace(device_type="cuda", opaque_attention_op=lambda: True)
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    on_cuda(monkeypatch, cuda)
 
     def unified_attention_with_output(query: Any, layer_name: str) -> None: ...
 
@@ -157,9 +155,8 @@ def test_bodies_run_while_capturing_are_marked(trace: Any, monkeypatch: pytest.M
     begin(6).mode = 1
     body(None, "a")
     assert state.asked == asked == 3  # an ordinary step does not ask the device
-    _, table = trace.read()
-    marks = [int(flags(row[:1])[0]) & Flag.CAPTURE for row in table[kind(table[:, 0]) == Kind.OP]]
-    assert marks == [Flag.CAPTURE, Flag.CAPTURE, 0, 0]
+    marks = flags(trace.table(Kind.OP)[:, 0]) & int(Flag.CAPTURE)
+    assert marks.tolist() == [Flag.CAPTURE, Flag.CAPTURE, 0, 0]
 
 
 def test_the_first_step_tells_the_mode_and_later_captures_show(

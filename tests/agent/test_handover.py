@@ -7,14 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from kvtrace.agent import boot
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps import handover
 from kvtrace.trace.facts import HandOver, Header
-from kvtrace.trace.format import Role
 from kvtrace.trace.reader import of_type
 
 from . import fakes
+from .fakes import on_scheduler
 
 OF_A_PREFILL = {
     "do_remote_prefill": True,
@@ -46,8 +45,7 @@ def test_the_ids_that_a_request_brings(trace):
 
 
 def test_the_ids_that_the_connector_returns(trace):
-    connector = HandsOver()
-    connector = traced(connector, Role.SCHEDULER, "HandsOver")
+    connector = on_scheduler(HandsOver())
     answer = connector.request_finished(SimpleNamespace(request_id="req-1"), [1])
     assert answer == (True, OF_A_PREFILL) and answer[1] is OF_A_PREFILL
     (fact,) = recorded(trace)

@@ -10,14 +10,14 @@ from weakref import WeakValueDictionary
 import pytest
 
 from kvtrace.agent.hooks import connector, held
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap import proxy
 from kvtrace.trace import hooks
-from kvtrace.trace.format import Fact, Kind, Role
-from kvtrace.trace.rows import code, detail, kind
+from kvtrace.trace.format import Fact, Kind
+from kvtrace.trace.rows import detail
 
 from . import fakes
+from .fakes import on_scheduler, on_worker
 
 STATE = "vllm.distributed.kv_transfer.kv_transfer_state"
 
@@ -51,8 +51,7 @@ def said(trace: Any) -> list[str]:
 
 
 def calls(trace: Any, hook: hooks.Hook) -> int:
-    _, rows = trace.read()
-    return int(((kind(rows[:, 0]) == Kind.HOOK) & (code(rows[:, 0]) == hook.code)).sum())
+    return len(trace.calls(hook))
 
 
 def test_a_schedulers_connector_past_the_factory_is_seen(trace: Any) -> None:
@@ -80,8 +79,8 @@ def test_a_workers_connector_is_found_in_module_and_runner(trace: Any, state: An
 
 
 def test_what_the_factory_made_is_neither_changed_nor_spoken_of(trace: Any, state: Any) -> None:
-    made = state._KV_CONNECTOR_AGENT = traced(fakes.Storing(), Role.WORKER, "Storing")
-    scheduler = engine(connector=traced(Asked(), Role.SCHEDULER, "Asked"))
+    made = state._KV_CONNECTOR_AGENT = on_worker(fakes.Storing())
+    scheduler = engine(connector=on_scheduler(Asked()))
     for _ in range(3):
         held.of_worker(engine())
         held.of_scheduler(scheduler)
@@ -90,7 +89,7 @@ def test_what_the_factory_made_is_neither_changed_nor_spoken_of(trace: Any, stat
 
 
 def test_a_connector_put_in_its_proxys_place_gets_it_again(trace: Any) -> None:
-    scheduler = engine(connector=(made := traced(Asked(), Role.SCHEDULER, "Asked")))
+    scheduler = engine(connector=(made := on_scheduler(Asked())))
     scheduler.connector = proxy.its(made)
     held.of_scheduler(scheduler)
     assert scheduler.connector is made
@@ -109,7 +108,7 @@ class HandsOn(fakes.KVConnectorBase_V1):
 
 
 def test_a_call_handed_on_to_the_factorys_is_recorded_once(trace: Any, state: Any) -> None:
-    made = traced(fakes.Storing(), Role.WORKER, "Storing")
+    made = on_worker(fakes.Storing())
     outer = state._KV_CONNECTOR_AGENT = HandsOn(made)
     for _ in range(3):
         held.of_worker(engine())
@@ -122,7 +121,7 @@ def test_a_call_handed_on_to_the_factorys_is_recorded_once(trace: Any, state: An
 
 
 def test_a_second_connector_is_seen_once_the_first_is_gone(trace: Any) -> None:
-    scheduler = engine(connector=traced(Asked(), Role.SCHEDULER, "Asked"))
+    scheduler = engine(connector=on_scheduler(Asked()))
     scheduler.connector = Asked()
     held.of_scheduler(scheduler)
     assert proxy.index_of(scheduler.connector)
@@ -132,14 +131,14 @@ def test_a_second_connector_is_seen_once_the_first_is_gone(trace: Any) -> None:
 def test_the_report_says_where_vllm_keeps_children_otherwise(trace: Any, keep: Any) -> None:
     parent = fakes.Parent()
     parent._connectors = keep([fakes.Storing()])
-    scheduler = engine(connector=traced(parent, Role.SCHEDULER, "MultiConnector"))
+    scheduler = engine(connector=on_scheduler(parent, "MultiConnector"))
     held.of_scheduler(scheduler)
     assert said(trace) == [f"of Storing on the scheduler (none of its own): {held.INSIDE}"]
 
 
 def test_a_child_that_comes_later_is_spoken_of(trace: Any, state: Any) -> None:
     parent = fakes.Parent(fakes.Storing())
-    state._KV_CONNECTOR_AGENT = traced(parent, Role.WORKER, "MultiConnector")
+    state._KV_CONNECTOR_AGENT = on_worker(parent, "MultiConnector")
     held.of_worker(engine())
     assert not said(trace)
     parent._connectors.append(Asked())
@@ -147,8 +146,7 @@ def test_a_child_that_comes_later_is_spoken_of(trace: Any, state: Any) -> None:
     assert said(trace) == [f"of Asked on the worker (save_kv_layer): {held.INSIDE}"]
     numbers = {fact["ordinal"] for fact in trace.facts(Fact.CONNECTOR)}
     parent._connectors[0].save_kv_layer("layer.0", "kv", None)
-    _, rows = trace.read()
-    assert set(detail(rows[kind(rows[:, 0]) == Kind.HOOK][:, 0]).tolist()) <= numbers
+    assert set(detail(trace.table(Kind.HOOK)[:, 0]).tolist()) <= numbers
 
 
 def test_where_no_proxy_can_be_put_it_is_tried_once_and_said(trace: Any, monkeypatch: Any) -> None:
@@ -164,7 +162,7 @@ def test_where_no_proxy_can_be_put_it_is_tried_once_and_said(trace: Any, monkeyp
 
 def test_the_look_before_a_step_costs_a_few_calls(trace: Any, state: Any) -> None:
     """Of functions, which tell the same on a busy machine: about a microsecond."""
-    made = traced(fakes.Parent(fakes.Storing(), fakes.Storing()), Role.WORKER, "MultiConnector")
+    made = on_worker(fakes.Parent(fakes.Storing(), fakes.Storing()), "MultiConnector")
     state._KV_CONNECTOR_AGENT = made
     runner = SimpleNamespace(kv_connector=SimpleNamespace(kv_connector=made))
     wrapper = engine(worker=SimpleNamespace(model_runner=runner))
@@ -181,7 +179,7 @@ def test_the_look_before_a_step_costs_a_few_calls(trace: Any, state: Any) -> Non
 
 
 def test_of_a_connector_with_none_inside_a_step_asks_once(trace: Any, state: Any, monkeypatch: Any) -> None:
-    state._KV_CONNECTOR_AGENT = traced(fakes.Storing(), Role.WORKER, "Storing")
+    state._KV_CONNECTOR_AGENT = on_worker(fakes.Storing())
     held.of_worker(engine())
     with monkeypatch.context() as patch:
         patch.setattr(connector, "inside", lambda found: 1 / 0)

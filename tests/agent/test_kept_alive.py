@@ -14,11 +14,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.trace.format import Fact, Role  # noqa: E402
+from kvtrace.trace.format import Fact  # noqa: E402
 
 from . import fakes  # noqa: E402
+from .fakes import on_scheduler, on_worker  # noqa: E402
 
 ATTEMPTS = 8
 
@@ -84,7 +84,7 @@ def no_collector() -> Any:
 def test_what_failed_is_freed_as_soon_as_the_connector_lets_go(trace: Any, no_collector: None) -> None:
     caches = {"layer.0": torch.randn(4, 4, 8)}
     connector = Trying()
-    held = traced(connector, Role.WORKER, "Trying")
+    held = on_worker(connector)
     held.register_kv_caches(caches)
     AGENT.worker.step = AGENT.worker.latest = 1
     held.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(torch.arange(4))))
@@ -97,7 +97,7 @@ def test_what_failed_is_freed_as_soon_as_the_connector_lets_go(trace: Any, no_co
 def test_what_passes_through_a_workers_hook_is_let_go(trace: Any, no_collector: None) -> None:
     caches = {"layer.0": torch.randn(4, 4, 8)}
     connector = Trying()
-    held = traced(connector, Role.WORKER, "Trying")
+    held = on_worker(connector)
     held.register_kv_caches(caches)
     for number in range(1, 4):
         AGENT.worker.step = AGENT.worker.latest = number
@@ -129,7 +129,7 @@ def test_what_passes_through_a_workers_hook_is_let_go(trace: Any, no_collector: 
 def test_what_passes_through_a_schedulers_hook_is_let_go(trace: Any, no_collector: None) -> None:
     scheduler = Thing(requests={})
     AGENT.scheduler.current = scheduler
-    connector = traced(Trying(), Role.SCHEDULER, "Trying")
+    connector = on_scheduler(Trying())
     for number in range(3):
         request = Thing(request_id=f"r{number}", num_prompt_tokens=8, num_tokens=8, kv_transfer_params=None)
         output = Thing(num_scheduled_tokens={f"r{number}": 8}, scheduled_new_reqs=[], finished_req_ids=set())
@@ -151,9 +151,7 @@ from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
 import torch
 from agent import conftest, fakes, test_kept_alive as mine
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import Role
 
 def megabytes():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -186,7 +184,7 @@ def run(worker, scheduler, caches):
 
 caches = {{"layer.0": torch.randn(4, 4, 8)}}
 with conftest.recording(Path(sys.argv[1])) as trace:
-    pair = traced(mine.Trying(), Role.WORKER, "Trying"), traced(mine.Trying(), Role.SCHEDULER, "Trying")
+    pair = fakes.on_worker(mine.Trying()), fakes.on_scheduler(mine.Trying())
     pair[0].register_kv_caches(caches)
     print(run(*pair, caches))
 """

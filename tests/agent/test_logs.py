@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from kvtrace.agent.errors import logs
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap.proxy import index_of
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.format import Fact
 
 from . import fakes
+from .fakes import on_worker
 
 
 class Logging(fakes.KVConnectorBase_V1):
@@ -39,8 +39,7 @@ def quiet():
 
 
 def run(log, say, layers=("layer.0",)):
-    connector = Logging(log, say)
-    connector = traced(connector, Role.WORKER, "Logging")
+    connector = on_worker(Logging(log, say))
     index = index_of(connector)
     AGENT.worker.step = 5
     for layer in layers:

@@ -111,17 +111,6 @@ def test_a_shared_block_names_no_request():
     assert read(meta, blocks(a=[4, 5], b=[4, 6])).entries[0].req_id is None
 
 
-class Op(Enum):
-    STORE = 1
-    RETRIEVE = 2
-
-
-def test_an_enum_that_names_the_operation():
-    meta = SimpleNamespace(ops=[SimpleNamespace(request_id="a", direction=Op.STORE, block_ids=[3, 4])])
-    declared = read(meta, blocks(a=[3, 4, 5]))
-    assert [(e.direction, e.slots, e.start) for e in declared.entries] == [(Flag.STORE, 2 * BLOCK, 0)]
-
-
 def test_nested_metadata_of_a_wrapper_is_summed():
     class Multi(KVConnectorMetadata):
         def __init__(self) -> None:
@@ -149,13 +138,10 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(meta):
     assert not read(meta, blocks(a=[1])).readable
 
 
-def test_an_empty_list_of_requests_is_nothing_to_do():
-    declared = read(SimpleNamespace(requests=[]), blocks(a=[1]))
-    assert declared.readable and not declared.entries
-
-
-def test_no_metadata_is_no_entry():
-    assert read(None, blocks()).entries == []
+@pytest.mark.parametrize("meta", [None, SimpleNamespace(requests=[])])
+def test_no_work_is_no_entry(meta):
+    declared = read(meta, blocks(a=[1]))
+    assert declared.readable and declared.entries == []
 
 
 # --- connectors with words of their own --------------------------------------------------------------

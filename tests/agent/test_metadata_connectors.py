@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import enum
-from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections import defaultdict, namedtuple
+from dataclasses import field, make_dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kvtrace.agent.metadata import Declared, StepRequests, read
+from kvtrace.agent.metadata import StepRequests, read
 from kvtrace.trace.format import UNKNOWN, Flag
 
 from .fakes import KVConnectorMetadata
-from .holding import BLOCK, Req, slots, step
+from .holding import BLOCK, Req, rows, slots, step
 
 torch = pytest.importorskip("torch")
 
@@ -38,28 +40,24 @@ def said(meta: Any, holdings: StepRequests | None = None) -> list[tuple[Any, ...
     return rows(declared)
 
 
-def rows(declared: Declared) -> list[tuple[Any, ...]]:
-    return sorted(
-        (one.req_id or "", int(one.direction), one.start, one.slots if one.slots >= 0 else one.tokens)
-        for one in declared.entries
-        if one.direction
-    )
+def shape(name: str, *fields: str, bases: tuple[type, ...] = ()) -> Any:
+    """A class of records with these fields: ``name``, or ``name=what it is if not given``."""
+    own: list[Any] = []
+    for one, _, text in (given.partition("=") for given in " ".join(fields).split()):
+        default = field(default_factory=partial(ast.literal_eval, text)) if text else field()
+        own.append((one, Any, default))
+    return make_dataclass(name, own, bases=bases)
+
+
+def metadata(name: str, *fields: str) -> Any:
+    return shape(name, *fields, bases=(KVConnectorMetadata,))
 
 
 # --- vLLM 0.32.0 ----------------------------------------------------------------------------------
 
 
-@dataclass
-class ExampleReq:
-    token_ids: Any
-    slot_mapping: Any
-    is_store: bool
-    mm_hashes: list[str] = field(default_factory=list)
-
-
-@dataclass
-class ExampleConnectorMetadata(KVConnectorMetadata):
-    requests: list[Any] = field(default_factory=list)
+ExampleReq = shape("ExampleReq", "token_ids slot_mapping is_store mm_hashes=[]")
+ExampleConnectorMetadata = metadata("ExampleConnectorMetadata", "requests=[]")
 
 
 def test_example_connector():
@@ -76,18 +74,11 @@ def test_example_connector():
     assert said(meta, step(requests)) == [(A, STORE, 0, 96), (B, LOAD, 0, 80)]
 
 
-@dataclass
-class PendingSave:
-    req_id: str
-    filename: str
-    token_ids: Any
-    block_ids: list[int]
-
-
-@dataclass
-class ExampleHiddenStatesConnectorMetadata(KVConnectorMetadata):
-    pending_saves: list[PendingSave] = field(default_factory=list)
-    new_req_filenames: dict[str, str] = field(default_factory=dict)
+PendingSave = shape("PendingSave", "req_id filename token_ids block_ids")
+ExampleHiddenStatesConnectorMetadata = metadata(
+    "ExampleHiddenStatesConnectorMetadata",
+    "pending_saves=[] new_req_filenames={}",
+)
 
 
 def test_example_hidden_states_connector():
@@ -99,16 +90,11 @@ def test_example_hidden_states_connector():
     assert said(ExampleHiddenStatesConnectorMetadata([], {A: "/tmp/a"})) == []
 
 
-@dataclass
-class SimpleCPUOffloadMetadata(KVConnectorMetadata):
-    load_event: int = -1
-    load_gpu_blocks: list[int] = field(default_factory=list)
-    load_cpu_blocks: list[int] = field(default_factory=list)
-    load_event_to_reqs: dict[int, list[str]] = field(default_factory=dict)
-    store_event: int = -1
-    store_gpu_blocks: list[int] = field(default_factory=list)
-    store_cpu_blocks: list[int] = field(default_factory=list)
-    need_flush: bool = False
+SimpleCPUOffloadMetadata = metadata(
+    "SimpleCPUOffloadMetadata",
+    "load_event=-1 load_gpu_blocks=[] load_cpu_blocks=[] load_event_to_reqs={} store_event=-1",
+    "store_gpu_blocks=[] store_cpu_blocks=[] need_flush=False",
+)
 
 
 def test_simple_cpu_offload_and_marconi_offload():
@@ -158,18 +144,11 @@ class CPULoadStoreSpec(LoadStoreSpec):
         self.block_ids = np.array(block_ids, dtype=np.int32)
 
 
-@dataclass
-class TransferJob:
-    req_id: str
-    src_spec: LoadStoreSpec
-    dst_spec: LoadStoreSpec
-
-
-@dataclass
-class OffloadingConnectorMetadata(KVConnectorMetadata):
-    load_jobs: dict[int, TransferJob]
-    store_jobs: dict[int, TransferJob]
-    jobs_to_flush: set[int] | None = None
+TransferJob = shape("TransferJob", "req_id src_spec dst_spec")
+OffloadingConnectorMetadata = metadata(
+    "OffloadingConnectorMetadata",
+    "load_jobs store_jobs jobs_to_flush=None",
+)
 
 
 def test_offloading_connector():
@@ -190,79 +169,46 @@ def test_offloading_connector_with_groups_of_other_block_sizes():
     assert said(meta, step(requests, (16, 528))) == [(A, STORE, 0, 64)]
 
 
-@dataclass
-class PullReqMeta:
-    d_req_id: str
-    transfer_id: str
-    local_block_ids: list[list[int]]
-    remote_engine_id: str
-    remote_bootstrap_addr: str
-    expire_time: float = float("inf")
-    pull_tasks_count: int = 0
-    failed: bool = False
-
-
-class MooncakeConnectorMetadata(KVConnectorMetadata):
-    def __init__(self) -> None:
-        self.reqs_to_recv: dict[str, dict[str, PullReqMeta]] = defaultdict(dict)
-        self.reqs_to_send: dict[str, tuple[str, list[list[int]]]] = {}
-        self.reqs_not_processed: set[str] = set()
+PullReqMeta = shape(
+    "PullReqMeta",
+    "d_req_id transfer_id local_block_ids remote_engine_id remote_bootstrap_addr expire_time=1e999",
+    "pull_tasks_count=0 failed=False",
+)
+MooncakeConnectorMetadata = metadata(
+    "MooncakeConnectorMetadata",
+    "reqs_to_recv={} reqs_to_send={} reqs_not_processed=set()",
+)
 
 
 def test_mooncake_connector():
-    meta = MooncakeConnectorMetadata()
-    meta.reqs_to_recv["engine"][B] = PullReqMeta(B, "t-1", [[21, 22, 23, 24]], "engine", "tcp://host:1")
-    meta.reqs_to_send[C] = ("t-2", [[31, 32, 33]])
-    meta.reqs_not_processed = {"t-3"}
+    pull = PullReqMeta(B, "t-1", [[21, 22, 23, 24]], "engine", "tcp://host:1")
+    to_recv = defaultdict(dict, {"engine": {B: pull}})
+    meta = MooncakeConnectorMetadata(to_recv, {C: ("t-2", [[31, 32, 33]])}, {"t-3"})
     assert said(meta) == [(B, LOAD, 0, 64), (C, STORE, 0, 48)]
 
 
-@dataclass
-class StoreLoadSpec:
-    vllm_cached_tokens: int
-    kvpool_cached_tokens: int
-    can_load: bool
-    token_len: int = 0
-    tail_key_boundaries: tuple[Any, ...] = ()
+StoreLoadSpec = shape(
+    "StoreLoadSpec",
+    "vllm_cached_tokens kvpool_cached_tokens can_load token_len=0 tail_key_boundaries=()",
+)
 
 
-class BoundaryPut(NamedTuple):
-    group_id: int
-    block_id: int
-    num_tokens: int
-
-
-@dataclass
-class StoreReq:
-    req_id: str
-    token_len_chunk: int
-    block_ids: tuple[list[int], ...]
-    block_hashes: list[bytes]
-    can_save: bool | None = None
-    load_spec: StoreLoadSpec | None = None
-    current_event: Any = None
-    token_ids: list[int] | None = None
-    token_ids_start: int = 0
-    num_prompt_tokens: int | None = None
-    prefill_end_tokens: int | None = None
-    store_job_id: int | None = None
-    boundary_puts: list[BoundaryPut] | None = None
-    completed_token_len: int | None = None
-    publish_partial_tail: bool = False
-
-
-class MooncakeStoreConnectorMetadata(KVConnectorMetadata):
-    def __init__(self, unfinished: set[str], preempted: set[str]) -> None:
-        self.requests: list[StoreReq] = []
-        self.unfinished_request_ids = unfinished
-        self.preempted_req_ids = preempted
+StoreReq = shape(
+    "StoreReq",
+    "req_id token_len_chunk block_ids block_hashes can_save=None load_spec=None current_event=None",
+    "token_ids=None token_ids_start=0 num_prompt_tokens=None prefill_end_tokens=None store_job_id=None",
+    "boundary_puts=None completed_token_len=None publish_partial_tail=False",
+)
+MooncakeStoreConnectorMetadata = metadata(
+    "MooncakeStoreConnectorMetadata",
+    "requests unfinished_request_ids preempted_req_ids",
+)
 
 
 def test_mooncake_store_connector():
     requests = one_step()
     requests[A].before, requests[A].now = 64, 36
-    meta = MooncakeStoreConnectorMetadata({A, B, C}, set())
-    meta.requests = [
+    work = [
         StoreReq(
             A, 96, ([11, 12, 13, 14, 15, 16, 17],), [b"h"] * 6, True, token_ids_start=64,
             num_prompt_tokens=100, prefill_end_tokens=100, store_job_id=12, completed_token_len=100,
@@ -272,64 +218,31 @@ def test_mooncake_store_connector():
             num_prompt_tokens=80, prefill_end_tokens=80, completed_token_len=80,
         ),
     ]  # fmt: skip
+    meta = MooncakeStoreConnectorMetadata(work, {A, B, C}, set())
     assert said(meta, step(requests)) == [(A, STORE, 64, 32), (B, LOAD, 0, 60)]
-    assert said(MooncakeStoreConnectorMetadata({A, B, C}, {B})) == []
+    assert said(MooncakeStoreConnectorMetadata([], {A, B, C}, {B})) == []
 
 
-@dataclass
-class RemoteMeta:
-    block_ids: Any
-    host: str
-    port: int
-    engine_id: str
-    request_id: str
-    blocks_expiry_time: float | None = None
-    num_tokens: int | None = None
+RemoteMeta = shape(
+    "RemoteMeta",
+    "block_ids host port engine_id request_id blocks_expiry_time=None num_tokens=None",
+)
+NixlReq = shape(
+    "NixlReq",
+    "local_block_ids local_physical_block_ids tp_size dcp_size=1 local_num_computed_blocks=()",
+    "remote=None remote_block_size=None pp_size=1 awaiting_kvs=False region_blocks_to_zero=None",
+)
+HeartbeatInfo = shape("HeartbeatInfo", "req_ids host port tp_size dcp_size=1")
+NixlConnectorMetadata = metadata(
+    "NixlConnectorMetadata",
+    "reqs_to_recv={} reqs_to_save={} reqs_to_send={} scheduler_clock=12.5 reqs_in_batch=set()",
+    "reqs_not_processed=set() heartbeat_by_engine={} push_registrations={} push_finished_blocks={}",
+)
 
 
-@dataclass
-class NixlReq:
-    local_block_ids: Any
-    local_physical_block_ids: Any
-    tp_size: int
-    dcp_size: int = 1
-    local_num_computed_blocks: tuple[int, ...] = ()
-    remote: RemoteMeta | None = None
-    remote_block_size: int | None = None
-    pp_size: int = 1
-    awaiting_kvs: bool = False
-    region_blocks_to_zero: Any = None
-
-
-@dataclass
-class HeartbeatInfo:
-    req_ids: set[str]
-    host: str
-    port: int
-    tp_size: int
-    dcp_size: int = 1
-
-
-class NixlConnectorMetadata(KVConnectorMetadata):
-    def __init__(self) -> None:
-        self.reqs_to_recv: dict[str, NixlReq] = {}
-        self.reqs_to_save: dict[str, NixlReq] = {}
-        self.reqs_to_send: dict[str, float] = {}
-        self.scheduler_clock = 12.5
-        self.reqs_in_batch: set[str] = set()
-        self.reqs_not_processed: set[str] = set()
-        self.heartbeat_by_engine: dict[str, HeartbeatInfo] = {}
-        self.push_registrations: dict[str, dict[str, Any]] = {}
-        self.push_finished_blocks: dict[str, Any] = {}
-
-
-def nixl(**more: Any) -> NixlConnectorMetadata:
-    meta = NixlConnectorMetadata()
-    meta.reqs_in_batch = {A, B, C}
-    meta.heartbeat_by_engine = {"e": HeartbeatInfo({A, B}, "host", 8, 2)}
-    for name, value in more.items():
-        setattr(meta, name, value)
-    return meta
+def nixl(**more: Any) -> Any:
+    heartbeat = {"e": HeartbeatInfo({A, B}, "host", 8, 2)}
+    return NixlConnectorMetadata(reqs_in_batch={A, B, C}, heartbeat_by_engine=heartbeat, **more)
 
 
 def test_nixl_connector():
@@ -357,77 +270,44 @@ def test_nixl_push_connector():
     assert rows(read(nixl(push_registrations={B: registration}), step(requests))) == []
 
 
-@dataclass
-class LoadBlockInfo:
-    num_computed_blocks: int
-    num_blocks_to_load: int
-    need_fetch_block_ids: list[int]
-
-
-@dataclass
-class SaveBlockInfo:
-    skip_leading_blocks: int
-
-
-@dataclass
-class HF3FSRequestMetadata:
-    request_id: str
-    token_ids: list[int]
-    block_ids: list[int]
-    load_block_op: LoadBlockInfo | None = None
-    save_block_op: SaveBlockInfo | None = None
-
-
-class HF3FSConnectorMetadata(KVConnectorMetadata):
-    def __init__(self, *requests: HF3FSRequestMetadata) -> None:
-        self.requests = list(requests)
+LoadBlockInfo = shape("LoadBlockInfo", "num_computed_blocks num_blocks_to_load need_fetch_block_ids")
+SaveBlockInfo = shape("SaveBlockInfo", "skip_leading_blocks")
+HF3FSRequestMetadata = shape(
+    "HF3FSRequestMetadata",
+    "request_id token_ids block_ids load_block_op=None save_block_op=None",
+)
+HF3FSConnectorMetadata = metadata("HF3FSConnectorMetadata", "requests")
 
 
 def test_hf3fs_connector():
     requests = one_step()
-    meta = HF3FSConnectorMetadata(
+    work = [
         HF3FSRequestMetadata(A, requests[A].tokens[:100], [*requests[A].tables[0]], None, SaveBlockInfo(2)),
         HF3FSRequestMetadata(B, requests[B].tokens[:60], [21, 22, 23], LoadBlockInfo(0, 3, [21, 22, 23])),
-    )
+    ]
     # It saves whole blocks: what token ids are over is left out.
-    assert said(meta, step(requests)) == [(A, STORE, 32, 64), (B, LOAD, 0, 48)]
+    assert said(HF3FSConnectorMetadata(work), step(requests)) == [(A, STORE, 32, 64), (B, LOAD, 0, 48)]
 
 
-@dataclass
-class MoRIIOReq:
-    transfer_id: str
-    local_block_ids: Any
-    remote_block_ids: Any
-    remote_host: str
-    remote_port: int
-    remote_handshake_port: int
-    remote_notify_port: int
-    remote_engine_id: str
-    tp_size: int
-    remote_dp_size: int
-    remote_dp_rank: int = 0
-    multi_pod_hosts: list[str] = field(default_factory=list)
-    remote_dp_size_local: int = 0
-
-
-class MoRIIOConnectorMetadata(KVConnectorMetadata):
-    def __init__(self) -> None:
-        self.reqs_to_recv: dict[str, MoRIIOReq] = {}
-        self.reqs_to_save: dict[str, MoRIIOReq] = {}
-        self.reqs_to_send: dict[str, float] = {}
-        self.transfer_id_to_request_id: dict[str, str] = {}
+MoRIIOReq = shape(
+    "MoRIIOReq",
+    "transfer_id local_block_ids remote_block_ids remote_host remote_port remote_handshake_port",
+    "remote_notify_port remote_engine_id tp_size remote_dp_size remote_dp_rank=0 multi_pod_hosts=[]",
+    "remote_dp_size_local=0",
+)
+MoRIIOConnectorMetadata = metadata(
+    "MoRIIOConnectorMetadata",
+    "reqs_to_recv={} reqs_to_save={} reqs_to_send={} transfer_id_to_request_id={}",
+)
 
 
 def test_moriio_connector():
-    meta = MoRIIOConnectorMetadata()
-    meta.reqs_to_save[A] = MoRIIOReq("t", [11, 12], [21, 22], "h", 1, 2, 3, "e", 1, 1, 0, ["h"])
-    meta.transfer_id_to_request_id = {"t": A}
+    store = MoRIIOReq("t", [11, 12], [21, 22], "h", 1, 2, 3, "e", 1, 1, 0, ["h"])
+    meta = MoRIIOConnectorMetadata(reqs_to_save={A: store}, transfer_id_to_request_id={"t": A})
     assert said(meta) == [(A, STORE, 0, 32)]
 
 
-@dataclass
-class DecodeBenchConnectorMetadata(KVConnectorMetadata):
-    reqs_to_fill: dict[str, tuple[tuple[list[int], ...], int]]
+DecodeBenchConnectorMetadata = metadata("DecodeBenchConnectorMetadata", "reqs_to_fill")
 
 
 def test_decode_bench_connector():
@@ -435,48 +315,29 @@ def test_decode_bench_connector():
     assert said(meta) == [(B, LOAD, 0, 60)]
 
 
-class MultiKVConnectorMetadata(KVConnectorMetadata):
-    def __init__(self, *metadata: Any) -> None:
-        self.metadata = metadata
-        self.extra_async_saves: dict[str, int] | None = None
+MultiKVConnectorMetadata = metadata("MultiKVConnectorMetadata", "metadata extra_async_saves=None")
 
 
 def test_multi_connector():
     store = SimpleCPUOffloadMetadata(store_event=1, store_gpu_blocks=[11], store_cpu_blocks=[1])
-    meta = MultiKVConnectorMetadata(store, nixl(reqs_to_save={C: NixlReq(([31],), ([31],), 1)}))
+    meta = MultiKVConnectorMetadata((store, nixl(reqs_to_save={C: NixlReq(([31],), ([31],), 1)})))
     assert said(meta) == [(A, STORE, 0, 16), (C, STORE, 0, 16)]
-    meta = MultiKVConnectorMetadata(SimpleCPUOffloadMetadata(), nixl())
-    meta.extra_async_saves = {C: 1}
-    assert said(meta) == []
+    assert said(MultiKVConnectorMetadata((SimpleCPUOffloadMetadata(), nixl()), {C: 1})) == []
 
 
-@dataclass
-class PageTransfer:
-    transfer_id: int
-    host_block_id: int
-    resident_block_ids: tuple[int, ...]
-    after_forward: bool
-    restore: bool = False
+PageTransfer = shape(
+    "PageTransfer",
+    "transfer_id host_block_id resident_block_ids after_forward restore=False",
+)
+Command = shape("Command", "page_transfers")
 
 
-@dataclass
-class Command:
-    page_transfers: list[PageTransfer]
-
-
-class BlockCopy(NamedTuple):
-    src_block_id: int
-    dst_block_id: int
-
-
-@dataclass
-class HiSparseConnectorMetadata(KVConnectorMetadata):
-    command: Command | None
-    host_block_copies: tuple[BlockCopy, ...] = ()
-    source_block_ids: tuple[int, ...] = ()
-    row_mirrors: dict[str, Any] = field(default_factory=dict)
-    all_context_pages_resident: bool = False
-    residency_updates: dict[str, Any] = field(default_factory=dict)
+BlockCopy = namedtuple("BlockCopy", "src_block_id dst_block_id")
+HiSparseConnectorMetadata = metadata(
+    "HiSparseConnectorMetadata",
+    "command host_block_copies=() source_block_ids=() row_mirrors={} all_context_pages_resident=False",
+    "residency_updates={}",
+)
 
 
 def test_hisparse_connector_is_never_read_as_something_else():
@@ -489,50 +350,22 @@ def test_hisparse_connector_is_never_read_as_something_else():
 # --- LMCache --------------------------------------------------------------
 
 
-@dataclass
-class LoadSpec:
-    vllm_cached_tokens: int
-    lmcache_cached_tokens: int
-    can_load: bool
+LoadSpec = shape("LoadSpec", "vllm_cached_tokens lmcache_cached_tokens can_load")
+SaveSpec = shape("SaveSpec", "skip_leading_tokens can_save")
+DisaggSpec = shape(
+    "DisaggSpec",
+    "req_id receiver_id receiver_host receiver_init_port receiver_alloc_port is_last_prefill=False",
+    "num_transferred_tokens=0 total_chunks=0",
+)
+LMCacheReq = shape(
+    "LMCacheReq",
+    "req_id token_ids slot_mapping is_last_prefill=False save_spec=None load_spec=None disagg_spec=None",
+    "request_configs=None",
+)
+LMCacheConnectorMetadata = metadata("LMCacheConnectorMetadata", "requests=[] lookup_requests_in_step=[]")
 
 
-@dataclass
-class SaveSpec:
-    skip_leading_tokens: int
-    can_save: bool
-
-
-@dataclass
-class DisaggSpec:
-    req_id: str
-    receiver_id: str
-    receiver_host: str
-    receiver_init_port: int
-    receiver_alloc_port: int
-    is_last_prefill: bool = False
-    num_transferred_tokens: int = 0
-    total_chunks: int = 0
-
-
-@dataclass
-class LMCacheReq:
-    req_id: str
-    token_ids: list[int]
-    slot_mapping: Any
-    is_last_prefill: bool = False
-    save_spec: SaveSpec | None = None
-    load_spec: LoadSpec | None = None
-    disagg_spec: DisaggSpec | None = None
-    request_configs: dict[str, Any] | None = None
-
-
-@dataclass
-class LMCacheConnectorMetadata(KVConnectorMetadata):
-    requests: list[LMCacheReq] = field(default_factory=list)
-    lookup_requests_in_step: list[str] = field(default_factory=list)
-
-
-def lmcache(requests: dict[str, Req], name: str, tokens: int, **specs: Any) -> LMCacheReq:
+def lmcache(requests: dict[str, Req], name: str, tokens: int, **specs: Any) -> Any:
     mapping = torch.tensor(slots(requests[name].tables[0], 0, tokens))
     return LMCacheReq(name, requests[name].tokens[:tokens], mapping, **specs)
 
@@ -562,28 +395,15 @@ def test_lmcache_connector(specs: dict[str, Any], expected: list[Any]):
     assert said(meta, step(requests)) == expected
 
 
-@dataclass
-class LoadStoreOp:
-    token_ids: list[int] | None
-    block_ids: Any
-    start: int = 0
-    end: int = 0
-    skip_first_n_tokens: int = 0
-
-
-@dataclass
-class LMCacheMPRequestMetadata:
-    request_id: str
-    direction: str
-    op: LoadStoreOp
-    cache_salt: str = ""
-    request_configs: dict[str, Any] | None = None
-
-
-class LMCacheMPConnectorMetadata(KVConnectorMetadata):
-    def __init__(self, *requests: LMCacheMPRequestMetadata) -> None:
-        self.requests = list(requests)
-        self.need_flush_before_forward = False
+LoadStoreOp = shape("LoadStoreOp", "token_ids block_ids start=0 end=0 skip_first_n_tokens=0")
+LMCacheMPRequestMetadata = shape(
+    "LMCacheMPRequestMetadata",
+    "request_id direction op cache_salt='' request_configs=None",
+)
+LMCacheMPConnectorMetadata = metadata(
+    "LMCacheMPConnectorMetadata",
+    "requests need_flush_before_forward=False",
+)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -592,32 +412,20 @@ def test_lmcache_multi_process_connector(nested: bool):
     held = [13, 14, 15, 16]
     store = LoadStoreOp(requests[A].tokens, [held] if nested else held, 32, 96)
     load = LoadStoreOp(requests[B].tokens, [[21, 22, 23]] if nested else [21, 22, 23], 0, 48, 16)
-    meta = LMCacheMPConnectorMetadata(
-        LMCacheMPRequestMetadata(A, "STORE", store), LMCacheMPRequestMetadata(B, "RETRIEVE", load)
-    )
+    work = [LMCacheMPRequestMetadata(A, "STORE", store), LMCacheMPRequestMetadata(B, "RETRIEVE", load)]
+    meta = LMCacheMPConnectorMetadata(work)
     assert said(meta, step(requests)) == [(A, STORE, 32, 64), (B, LOAD, 16, 32)]
 
 
 # --- the registry --------------------------------------------------------------
 
 
-@dataclass
-class KvbReqMeta:
-    req_id: str
-    token_ids: list[int]
-    cache_salt: str | None
-    mm_ids: list[str]
-    lora_name: str
-    block_ids: list[int]
-    load_start_block: int
-    num_load_blocks: int
-    store_start_block: int
-    store_end_block: int
-
-
-@dataclass
-class KvblockdConnectorMetadata(KVConnectorMetadata):
-    requests: list[KvbReqMeta] = field(default_factory=list)
+KvbReqMeta = shape(
+    "KvbReqMeta",
+    "req_id token_ids cache_salt mm_ids lora_name block_ids load_start_block num_load_blocks",
+    "store_start_block store_end_block",
+)
+KvblockdConnectorMetadata = metadata("KvblockdConnectorMetadata", "requests=[]")
 
 
 @pytest.mark.parametrize(
@@ -644,34 +452,13 @@ class Materialization(enum.Enum):
     EXACT_PREFIX = "exact"
 
 
-@dataclass(frozen=True)
-class PendingLoad:
-    request_id: str
-    donor_id: str
-    token_count: int
-    materialization_kind: Materialization
-    namespace: str
-    block_ids: tuple[list[int], ...] | None = None
-    donor_start: int | None = None
-    target_start: int | None = None
-    pieces: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class PendingStore:
-    request_id: str
-    token_ids: Any
-    token_count: int
-    namespace: str
-    block_ids: tuple[list[int], ...] | None = None
-    final: bool = False
-
-
-@dataclass
-class SemBlendConnectorMetadata(KVConnectorMetadata):
-    loads: list[PendingLoad] = field(default_factory=list)
-    stores: list[PendingStore] = field(default_factory=list)
-    finalize: list[str] = field(default_factory=list)
+PendingLoad = shape(
+    "PendingLoad",
+    "request_id donor_id token_count materialization_kind namespace block_ids=None donor_start=None",
+    "target_start=None pieces=()",
+)
+PendingStore = shape("PendingStore", "request_id token_ids token_count namespace block_ids=None final=False")
+SemBlendConnectorMetadata = metadata("SemBlendConnectorMetadata", "loads=[] stores=[] finalize=[]")
 
 
 def test_semblend():
@@ -687,17 +474,8 @@ def test_semblend():
     assert said(SemBlendConnectorMetadata(finalize=[C])) == []
 
 
-@dataclass
-class VuaReq:
-    token_ids: Any
-    existing_token_ids: Any
-    slot_mapping: Any
-    is_store: bool
-
-
-@dataclass
-class VuaMetadata(KVConnectorMetadata):
-    requests: list[VuaReq] = field(default_factory=list)
+VuaReq = shape("VuaReq", "token_ids existing_token_ids slot_mapping is_store")
+VuaMetadata = metadata("VuaMetadata", "requests=[]")
 
 
 def test_the_whole_prefix_without_a_request_id():
@@ -714,10 +492,7 @@ def test_the_whole_prefix_without_a_request_id():
 # --- shapes seen in stores of other projects -------------------------------------------------------
 
 
-@dataclass
-class KeyedMetadata(KVConnectorMetadata):
-    stores: Any
-    running: list[str]
+KeyedMetadata = metadata("KeyedMetadata", "stores running")
 
 
 def test_entries_beside_a_list_of_who_runs_of_the_same_length():

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from kvtrace.agent.metadata import Declared, read
 from kvtrace.trace.format import Flag
 
-from .fakes import KVConnectorMetadata
-from .holding import Req, slots, step
+from .holding import Meta, Req, freeze, slots, step
 
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
 Draw = Any
@@ -34,11 +33,6 @@ class Planned:
     direction: int
     start: int
     end: int
-
-
-class Meta(KVConnectorMetadata):
-    def __repr__(self) -> str:
-        return f"Meta({vars(self)})"
 
 
 quiet = st.text("bcdfghjklmpqrstvwxz", min_size=3, max_size=7)
@@ -284,12 +278,6 @@ def read_tokens(found: Declared, requests: dict[str, Req], size: int) -> Covered
             assert one.start >= 0 and one.req_id is not None, one
             covered[int(one.direction)] |= kv_of(requests[one.req_id], one.start, one.start + count, size)
     return covered
-
-
-def freeze(value: Any) -> str:
-    if hasattr(value, "__dict__"):
-        return repr({name: freeze(item) for name, item in vars(value).items()})
-    return repr(value)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from kvtrace.agent.hooks import hook_records
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.metadata.recording import Reader
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace import rows
-from kvtrace.trace.format import Fact, Flag, Role
+from kvtrace.trace.format import Fact, Flag, Kind
 
 from . import fakes
+from .fakes import on_scheduler
+from .holding import Meta
 
 A, B = "req-a", "req-b"
 
@@ -38,11 +39,6 @@ class Connector(fakes.MultiConnector):
         if self._connectors:
             return Multi(*(child.build_connector_meta(scheduler_output) for child in self._connectors))
         return self.meta
-
-
-class Meta(fakes.KVConnectorMetadata):
-    def __init__(self, **fields: Any) -> None:
-        vars(self).update(fields)
 
 
 class Multi(fakes.KVConnectorMetadata):
@@ -82,22 +78,14 @@ def reader(trace: Any, monkeypatch: pytest.MonkeyPatch) -> Reader:
 
 def entries(trace: Any) -> list[tuple[int, int, int, int]]:
     """(step, direction, slots, start) of each row."""
-    found = rows.of_kind(rows.MetadataEntry, trace.read()[1])
-    way = rows.flags(found.head) & int(Flag.STORE | Flag.LOAD)
-    return list(
-        zip(
-            (found.step & 0xFFFF).tolist(),
-            way.tolist(),
-            found.slots.tolist(),
-            found.start.tolist(),
-            strict=True,
-        )
-    )
+    return [
+        (row.step & 0xFFFF, rows.flags(row.head) & (Flag.STORE | Flag.LOAD), row.slots, row.start)
+        for row in trace.rows(Kind.META)
+    ]
 
 
 def test_entries_are_rows_and_waiting_ends_with_the_step(trace, reader):
-    connector = Connector()
-    connector = traced(connector, Role.SCHEDULER, "Connector")
+    connector = on_scheduler(Connector())
     world = World(connector)
     connector.external = 32
     connector.get_num_new_matched_tokens(world.requests[A], 0)
@@ -112,8 +100,7 @@ def test_entries_are_rows_and_waiting_ends_with_the_step(trace, reader):
 
 
 def test_what_is_not_understood_is_written_when_it_has_doubled(trace, reader):
-    connector = Connector()
-    connector = traced(connector, Role.SCHEDULER, "Connector")
+    connector = on_scheduler(Connector())
     index = index_of(connector)
     world = World(connector)
     for number in range(1, 8):
@@ -124,13 +111,11 @@ def test_what_is_not_understood_is_written_when_it_has_doubled(trace, reader):
     assert [fact["steps"] for fact in found] == [1, 2, 4]
     assert (found[0]["connector"], found[0]["class"], found[0]["field"]) == (index, "Meta", "jobs[].spans")
     assert found[0]["shape"].startswith("list of 3-tuples") and not found[0]["load"]
-    calls = rows.of_kind(rows.HookCall, trace.read()[1])
-    assert all(rows.flags(calls.head) & int(Flag.UNREADABLE))
+    assert all(rows.flags(row.head) & Flag.UNREADABLE for row in trace.rows(Kind.HOOK))
 
 
 def test_only_so_many_kinds_are_written(trace, reader):
-    connector = Connector()
-    connector = traced(connector, Role.SCHEDULER, "Connector")
+    connector = on_scheduler(Connector())
     world = World(connector)
     for number in range(1, 30):
         name = "x" * number
@@ -142,8 +127,7 @@ def test_children_explain_theirs_once(trace, reader):
     first, second = Connector(), Connector()
     first.meta = Meta(saves={A: [11, 12]})
     second.meta = Meta(saves={A: object()})
-    parent = Connector(first, second)
-    parent = traced(parent, Role.SCHEDULER, "Multi")
+    parent = on_scheduler(Connector(first, second), "Multi")
     world = World(parent)
     world.step(1, None, **{A: 32})
     assert (1, Flag.STORE, 32, 0) in entries(trace)
@@ -154,11 +138,9 @@ def test_children_explain_theirs_once(trace, reader):
 def test_what_each_child_says_of_a_request_carries_its_index(trace, reader):
     first, second = Connector(), Connector()
     first.meta, second.meta = Meta(saves={A: [11]}), Meta(saves={A: [11, 12]})
-    parent = Connector(first, second)
-    parent = traced(parent, Role.SCHEDULER, "Multi")
+    parent = on_scheduler(Connector(first, second), "Multi")
     World(parent).step(1, None, **{A: 32})
-    meta = rows.of_kind(rows.MetadataEntry, trace.read()[1])
-    said = dict(zip(rows.detail(meta.head).tolist(), meta.slots.tolist(), strict=True))
+    said = {rows.detail(row.head): row.slots for row in trace.rows(Kind.META)}
     of = [said[index_of(one) & 0xFF] for one in parent._connectors]  # as the record holds it
     assert of == [16, 32]
     assert 0 in said
@@ -173,5 +155,5 @@ def test_a_finished_request_is_remembered_with_its_blocks(reader):
 def test_no_child_s_number_reads_as_none_in_a_record(trace, reader, monkeypatch):
     """A record holds eight bits of it."""
     monkeypatch.setattr("kvtrace.agent.hooks.connector._next_index", 255)
-    parent = traced(Connector(Connector(), Connector()), Role.SCHEDULER, "Multi")
+    parent = on_scheduler(Connector(Connector(), Connector()), "Multi")
     assert [index_of(one) for one in parent._connectors] == [257, 258]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 from collections import OrderedDict, deque, namedtuple
 from dataclasses import dataclass, field, make_dataclass
@@ -15,8 +14,7 @@ import pytest
 from kvtrace.agent.metadata import Declared, StepRequests, is_empty, read
 from kvtrace.trace.format import Flag
 
-from .fakes import KVConnectorMetadata
-from .holding import Req, slots, step
+from .holding import Meta, Req, freeze, rows, slots, step
 
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
 A, B, C, D = "req-a", "req-b", "req-c", "req-d"
@@ -30,14 +28,6 @@ def one_step() -> dict[str, Req]:
         C: Req(([131, 132, 133],), prompt=40, before=47, now=1, output=8),
         D: Req(([141, 142, 143, 144],), prompt=90, before=32, now=32),
     }
-
-
-class Meta(KVConnectorMetadata):
-    def __init__(self, **fields: Any) -> None:
-        vars(self).update(fields)
-
-    def __repr__(self) -> str:
-        return f"Meta({vars(self)})"
 
 
 def record(name: str = "Item", **fields: Any) -> Any:
@@ -54,24 +44,11 @@ def said(meta: Any, holdings: StepRequests | None = None) -> list[tuple[Any, ...
     return rows(found)
 
 
-def rows(found: Declared) -> list[tuple[Any, ...]]:
-    return sorted(
-        (one.req_id or "", int(one.direction), one.start, one.slots if one.slots >= 0 else one.tokens)
-        for one in found.entries
-        if one.direction
-    )
-
-
 def not_understood(meta: Any, holdings: StepRequests | None = None) -> list[tuple[str, str]]:
     found = declared(meta, holdings)
     assert not found.readable, rows(found)
     assert all(one.slots < 0 and one.tokens < 0 for one in found.entries if one.direction), rows(found)
     return [(problem.field, problem.shape) for problem in found.problems]
-
-
-def plain(value: Any) -> str:
-    """All that a metadata holds, as text."""
-    return repr(copy.deepcopy(value)) if not hasattr(value, "__dict__") else repr(vars(value))
 
 
 A_FIRST = [(A, STORE, 0, 48)]
@@ -193,9 +170,9 @@ def test_token_ids_are_the_requests_own(name: str, start: int, end: int):
     ids=range(26),
 )  # fmt: skip
 def test_the_first_three_blocks_of_a_are_stored(meta: Any):
-    before = plain(meta)
+    before = freeze(meta)
     assert said(meta) == A_FIRST
-    assert plain(meta) == before
+    assert freeze(meta) == before
 
 
 def test_flat_lists_are_shared_out_to_their_requests():

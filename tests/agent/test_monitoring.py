@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pythons import pythons
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,21 +58,9 @@ class Careful(fakes.KVConnectorBase_V1):
 """
 
 
-def pythons():
-    found = [shutil.which(f"python3.{minor}") for minor in (12, 13, 14)]
-    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found += [str(path) for path in sorted(versions.glob("3.1[234]*/bin/python"))]
-    if hasattr(sys, "monitoring"):
-        found.insert(0, sys.executable)
-    for path in found:
-        check = "import sys; assert hasattr(sys, 'monitoring')"
-        if path and subprocess.run([path, "-c", check], capture_output=True, check=False).returncode == 0:
-            return path
-    return None
-
-
 def test_swallowed_exceptions_are_seen_with_one_tool_id(tmp_path):
-    python = pythons()
+    others = pythons(["python3.12", "python3.13", "python3.14"], "import sys; sys.monitoring")
+    python = sys.executable if hasattr(sys, "monitoring") else next(others, None)
     if python is None:
         pytest.skip("no Python 3.12 or later here")
     package = tmp_path / "agent"

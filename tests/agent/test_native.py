@@ -20,7 +20,7 @@ from kvtrace.agent.reads import READS  # noqa: E402
 from kvtrace.agent.watch import native  # noqa: E402
 from kvtrace.agent.watch.operations import READ, WRITTEN, CopyWatch  # noqa: E402
 
-from .test_slots import Cache, parsed  # noqa: E402
+from .test_slots import Cache, parsed, watching  # noqa: E402
 
 BLOCKS, SIZE = 8, 4
 
@@ -73,16 +73,9 @@ def installed(row: native.NativeCopy, function: Any) -> ModuleType:
     return module
 
 
-class Watching:
-    def __init__(self, here: Cache, block_size: int = 0) -> None:
-        self.watch = CopyWatch(here.caches, None, block_size)
-
-    def __enter__(self) -> CopyWatch:
-        assert self.watch.start()
-        return self.watch
-
-    def __exit__(self, *_: Any) -> None:
-        self.watch.stop()
+def of_each(here: Cache, way: str, *blocks: int) -> dict[tuple[str, str], Any]:
+    """These blocks of each layer, and no other."""
+    return {(name, way): slots_of(*blocks) for name in here.names}
 
 
 @pytest.fixture(scope="module")
@@ -121,19 +114,19 @@ def test_swap_blocks_as_the_old_offloading_worker_calls_it(cache_ops: Any) -> No
         host = torch.zeros(2, BLOCKS, *K.shape[1:])
         size = K.element_size() * K.stride(0)
         pairs = torch.tensor([[2, 0], [5, 1]], dtype=torch.int64)
-        with Watching(here) as watch:
+        with watching(here) as watch:
             cache_ops.swap_blocks(K, host[0], size, pairs)
         half = seen(watch)
         (name,) = {name for name, _ in half}
         assert half[name, READ] == (set(), slots_of(2, 5)), "K alone is a part of the slots"
-        with Watching(here) as watch:
+        with watching(here) as watch:
             cache_ops.swap_blocks(K, host[0], size, pairs)
             cache_ops.swap_blocks(V, host[1], size, pairs)
         assert seen(watch) == {(name, READ): slots_of(2, 5)}
         assert watch.slots(False, 0) == {name: 2 * SIZE}
         assert torch.equal(host[0][0], K[2])
         assert not watch.unsure
-        with Watching(here) as watch:
+        with watching(here) as watch:
             cache_ops.swap_blocks(host[0], K, size, pairs.flip(1))
             cache_ops.swap_blocks(host[1], V, size, pairs.flip(1))
         assert seen(watch) == {(name, WRITTEN): slots_of(2, 5)}
@@ -149,14 +142,14 @@ def test_swap_blocks_batch_as_the_offloading_worker_calls_it(cache_ops: Any, kin
     cpu = [host[n, m].data_ptr() for n in range(2) for m in range(len(ids))]
     sizes = torch.tensor([page[name] for name in here.names for _ in ids])
     source, target = torch.tensor(gpu), torch.tensor(cpu)
-    with Watching(here) as watch:
+    with watching(here) as watch:
         cache_ops.swap_blocks_batch(source, target, sizes, is_src_access_order_any=False)
-    assert seen(watch) == {(name, READ): slots_of(6, 1, 2) for name in here.names}
+    assert seen(watch) == of_each(here, READ, 6, 1, 2)
     assert watch.slots(False, 0) == dict.fromkeys(here.names, 3 * SIZE)
     source.zero_()  # the buffers of descriptors are used again
-    with Watching(here) as watch:
+    with watching(here) as watch:
         cache_ops.swap_blocks_batch(target, torch.tensor(gpu), sizes, True)
-    assert seen(watch) == {(name, WRITTEN): slots_of(6, 1, 2) for name in here.names}
+    assert seen(watch) == of_each(here, WRITTEN, 6, 1, 2)
 
 
 def test_a_block_of_all_layers_at_once(cache_ops: Any) -> None:
@@ -166,11 +159,11 @@ def test_a_block_of_all_layers_at_once(cache_ops: Any) -> None:
     page = memory.numel() * memory.element_size() // BLOCKS
     host = torch.zeros(page, dtype=torch.int8)
     sizes = torch.tensor([page])
-    with Watching(here) as watch:
+    with watching(here) as watch:
         cache_ops.swap_blocks_batch(
             torch.tensor([memory.data_ptr() + 3 * page]), torch.tensor([host.data_ptr()]), sizes
         )
-    assert seen(watch) == {(name, READ): slots_of(3) for name in here.names}
+    assert seen(watch) == of_each(here, READ, 3)
 
 
 def test_simple_cpu_offload(cache_ops: Any) -> None:
@@ -194,12 +187,12 @@ def test_simple_cpu_offload(cache_ops: Any) -> None:
 
     module = installed(row_of("copy_blocks"), copy_blocks)
     store, load = params(here.tensors, host), params(host, here.tensors)
-    with Watching(here) as watch:
+    with watching(here) as watch:
         module.copy_blocks([4, 5], [0, 1], store)
-    assert seen(watch) == {(name, READ): slots_of(4, 5) for name in here.names}
-    with Watching(here) as watch:
+    assert seen(watch) == of_each(here, READ, 4, 5)
+    with watching(here) as watch:
         module.copy_blocks([0], [7], load)
-    assert seen(watch) == {(name, WRITTEN): slots_of(7) for name in here.names}
+    assert seen(watch) == of_each(here, WRITTEN, 7)
 
 
 def test_the_triton_path_counts_once_with_what_it_calls(cache_ops: Any) -> None:
@@ -216,7 +209,7 @@ def test_the_triton_path_counts_once_with_what_it_calls(cache_ops: Any) -> None:
     page = tensor.stride(0) * tensor.element_size()
     host = torch.zeros(page, dtype=torch.int8)
     source, target = torch.tensor([host.data_ptr()]), torch.tensor([tensor.data_ptr() + 2 * page])
-    with Watching(here) as watch:
+    with watching(here) as watch:
         module.swap_blocks_batch(source, target, torch.tensor([page]), True, bytes_per_chunk=8)
     assert seen(watch) == {(here.names[0], WRITTEN): slots_of(2)}
     assert watch.slots(True, 0) == {here.names[0]: SIZE}
@@ -228,9 +221,9 @@ def test_hf3fs_gathers_and_scatters_slots(cache_ops: Any) -> None:
     indices = list(range(8, 12))
     for attr, way in (("gather_kv_caches", READ), ("scatter_kv_caches", WRITTEN)):
         module = installed(row_of(attr), lambda *args: None)
-        with Watching(here) as watch:
+        with watching(here) as watch:
             getattr(module, attr)(pointers, 32, torch.zeros(1), indices, SIZE, 3, 4, (1, 2))
-        assert seen(watch) == {(name, way): slots_of(2) for name in here.names}
+        assert seen(watch) == of_each(here, way, 2)
 
 
 # --- LMCache --------------------------------------------------------------------------------------------
@@ -253,16 +246,16 @@ def test_lmcache(module: str, directions: tuple[Any, Any]) -> None:
     many = installed(row_of("multi_layer_kv_transfer", module), lambda *a, **k: None)
     one = installed(row_of("single_layer_kv_transfer", module), lambda *a, **k: None)
     for direction, way in zip(directions, (READ, WRITTEN), strict=True):
-        with Watching(here) as watch:
+        with watching(here) as watch:
             many.multi_layer_kv_transfer(
                 torch.zeros(1), pointers, mapping, torch.device("cpu"), 32, direction, "format"
             )
         assert seen(watch) == {(name, way): {9, 10, 11, 30} for name in here.names}
         assert watch.slots(way == WRITTEN, 0) == dict.fromkeys(here.names, 4)
-        with Watching(here) as watch:
+        with watching(here) as watch:
             one.single_layer_kv_transfer(torch.zeros(1), tensors[1], mapping, direction, "format")
         assert seen(watch) == {(here.names[1], way): {9, 10, 11, 30}}
-    with Watching(here) as watch:
+    with watching(here) as watch:
         many.multi_layer_kv_transfer(
             torch.zeros(1), pointers[:1], mapping, torch.device("cpu"), 32, directions[1], "format",
             block_size=SIZE, head_size=4, skip_prefix_n_tokens=4,
@@ -286,18 +279,18 @@ def test_mooncake_transfers() -> None:
     for attr, way in (("batch_transfer_sync_write", READ), ("batch_transfer_sync_read", WRITTEN)):
         module = installed(row_of(f"TransferEngine.{attr}"), lambda self, host, one, other, sizes, hint="": 0)
         engine = module.TransferEngine()
-        with Watching(here) as watch:
+        with watching(here) as watch:
             assert getattr(engine, attr)("host:1", addresses, [1] * 4, sizes) == 0
-        assert seen(watch) == {(name, way): slots_of(2, 3) for name in here.names}
+        assert seen(watch) == of_each(here, way, 2, 3)
     module = installed(row_of("TransferEngine.transfer_sync"), lambda self, *args, **kwargs: 0)
-    with Watching(here) as watch:
+    with watching(here) as watch:
         module.TransferEngine().transfer_sync(
             "host:1", buffer=addresses[0], peer_buffer_address=1, length=sizes[0],
             opcode=SimpleNamespace(name="Read"),
         )  # fmt: skip
     assert seen(watch) == {(here.names[0], WRITTEN): slots_of(2)}
     module = installed(row_of("TransferEngine.transfer_sync_write"), lambda self, *args: -1)
-    with Watching(here) as watch:
+    with watching(here) as watch:
         module.TransferEngine().transfer_sync_write("host:1", addresses[0], 1, sizes[0])
     assert not seen(watch), "it failed"
 
@@ -309,13 +302,13 @@ def test_mooncake_store_keys_that_failed_do_not_count() -> None:
     attr = "MooncakeDistributedStore.batch_put_from_multi_buffers"
     module = installed(row_of(attr), lambda self, keys, buffers, sizes, config=None: [0, -704])
     store = module.MooncakeDistributedStore()
-    with Watching(here) as watch:
+    with watching(here) as watch:
         done = store.batch_put_from_multi_buffers(["k1", "k2"], [[a, b], [c, d]], [[size] * 2] * 2, object())
     assert done == [0, -704]
-    assert seen(watch) == {(name, READ): slots_of(1) for name in here.names}
+    assert seen(watch) == of_each(here, READ, 1)
     attr = "MooncakeDistributedStore.batch_get_into"
     module = installed(row_of(attr), lambda self, keys, buffers, sizes: [size, size])
-    with Watching(here) as watch:
+    with watching(here) as watch:
         module.MooncakeDistributedStore().batch_get_into(["k1", "k2"], [a, d], [size, size])
     assert seen(watch) == {(here.names[0], WRITTEN): slots_of(1), (here.names[1], WRITTEN): slots_of(4)}
 
@@ -328,12 +321,12 @@ def test_flexkv() -> None:
     kv, block = tensor.stride(0) * item, tensor.stride(1) * item
     pointers = torch.tensor([one.data_ptr() for one in here.tensors.values()])
     for to_device, way in ((False, READ), (True, WRITTEN)):
-        with Watching(here) as watch:
+        with watching(here) as watch:
             module.transfer_kv_blocks(
                 torch.tensor([6, 7]), pointers, kv, block, 0, torch.tensor([0, 1]), torch.zeros(1),
                 1, 1, 1, block, 0, 2, 4, to_device, False, 2, 3, 0, True,
             )  # fmt: skip
-        assert seen(watch) == {(name, way): slots_of(6, 7) for name in here.names}
+        assert seen(watch) == of_each(here, way, 6, 7)
 
 
 # --- NIXL -----------------------------------------------------------------------------------------------
@@ -420,25 +413,25 @@ def test_nixl_prepared_transfers_as_vllms_workers_make_them(
     local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", FORMS[form](described(here)), "VRAM")
     remote = agent.prep_xfer_dlist("theirs", [(1 << 30, 64, 0)] * 4, "VRAM")
     indices = np.array([1, 5, BLOCKS + 1, BLOCKS + 5], dtype=np.int32)
-    with Watching(here) as watch:
+    with watching(here) as watch:
         handle = agent.make_prepped_xfer(operation, local, indices, remote, [0, 1, 2, 3], notif_msg=b"r1")
         indices[:] = 0
         assert not seen(watch), "made is not begun"
         assert agent.transfer(handle) == "PROC"
-    assert seen(watch) == {(name, way): slots_of(1, 5) for name in here.names}
+    assert seen(watch) == of_each(here, way, 1, 5)
     assert not watch.unsure
 
 
 def test_nixl_transfers_of_whole_lists_and_of_tensors(agent: Any) -> None:
     here = cache("K and V in the content")
     tensor = here.tensors[here.names[1]]
-    with Watching(here) as watch:
+    with watching(here) as watch:
         handle = agent.initialize_xfer("WRITE", DList(described(here)[2:4]), DList([]), "theirs")
         agent.transfer(handle)
     assert seen(watch) == {(here.names[0], READ): slots_of(2, 3)}
     local = agent.prep_xfer_dlist("", [tensor[6], tensor[0]])
     remote = agent.prep_xfer_dlist("theirs", DList([]))
-    with Watching(here) as watch:
+    with watching(here) as watch:
         agent.transfer(agent.make_prepped_xfer("READ", local, [0], remote, [0]))
     assert seen(watch) == {(here.names[1], WRITTEN): slots_of(6)}
 
@@ -447,7 +440,7 @@ def test_nixl_within_one_agent_reads_one_side_writes_the_other(agent: Any) -> No
     here = cache("K and V in the content", layers=1)
     both = agent.prep_xfer_dlist("mine", described(here))
     local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", described(here))
-    with Watching(here) as watch:
+    with watching(here) as watch:
         agent.transfer(agent.make_prepped_xfer("READ", local, [2], both, [7]))
     assert seen(watch) == {(here.names[0], WRITTEN): slots_of(2), (here.names[0], READ): slots_of(7)}
 
@@ -458,14 +451,14 @@ def test_nixl_refused_did_not_begin_and_unknown_is_not_nothing(agent: Any) -> No
     remote = agent.prep_xfer_dlist("theirs", DList([]))
     unwatched = agent.make_prepped_xfer("READ", local, [2], remote, [0])
     agent.prep_xfer_dlist("NIXL_INIT_AGENT", object())  # never raises
-    with Watching(here) as watch:
+    with watching(here) as watch:
         agent.transfer(unwatched)
     assert watch.unsure and set(seen(watch).values()) == {None}
-    with Watching(here) as watch:
+    with watching(here) as watch:
         beyond = agent.make_prepped_xfer("READ", local, [BLOCKS], remote, [0])
         agent.transfer(beyond)
     assert watch.unsure and set(seen(watch).values()) == {None}
-    with Watching(here) as watch:
+    with watching(here) as watch:
         handle = agent.make_prepped_xfer("READ", local, [2], remote, [0])
         type(agent).status = "ERR"
         assert agent.transfer(handle) == "ERR"
@@ -481,7 +474,7 @@ def test_nixl_refused_did_not_begin_and_unknown_is_not_nothing(agent: Any) -> No
 def test_what_is_not_understood_is_not_known_and_never_nothing(addresses: Any) -> None:
     here = cache()
     module = installed(row_of("MooncakeDistributedStore.batch_put_from"), lambda self, *args: [0])
-    with Watching(here) as watch:
+    with watching(here) as watch:
         assert module.MooncakeDistributedStore().batch_put_from(["k"], addresses, [8]) == [0]
     assert watch.unsure
     assert all(one is None for one in seen(watch).values())
@@ -493,7 +486,7 @@ def test_memory_of_nobody_leaves_it_open_what_was_copied() -> None:
     here = cache()
     other = torch.zeros(64)
     module = installed(row_of("MooncakeDistributedStore.put_from"), lambda self, *args: 0)
-    with Watching(here) as watch:
+    with watching(here) as watch:
         module.MooncakeDistributedStore().put_from("k", other.data_ptr(), 64)
     assert watch.unsure, "a buffer between, filled by who knows whom"
     assert not seen(watch)
@@ -504,7 +497,7 @@ def test_pieces_that_reach_over_the_end_count_up_to_it() -> None:
     tensor = here.tensors[here.names[0]]
     page = tensor.stride(0) * tensor.element_size()
     module = installed(row_of("MooncakeDistributedStore.put_from"), lambda self, *args: 0)
-    with Watching(here) as watch:
+    with watching(here) as watch:
         module.MooncakeDistributedStore().put_from("k", tensor.data_ptr() + 7 * page, 3 * page)
     assert seen(watch) == {(here.names[0], READ): slots_of(7)}
 
@@ -538,7 +531,7 @@ def test_the_wrapper_hands_all_through() -> None:
     assert store.put_from.__doc__ == "As the real one."
     assert store.put_from("k", 1, size=2, config=3) == ("k", 1, 2, 3)
     here = cache()
-    with Watching(here) as watch:
+    with watching(here) as watch:
         assert store.put_from("k", 1, size=2, config=3) == ("k", 1, 2, 3)
         with pytest.raises(RuntimeError) as caught:
             store.put_from("bad", here.memory.data_ptr(), 64)

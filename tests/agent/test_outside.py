@@ -15,16 +15,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.outside import files  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.launch.rest import look, write_rest  # noqa: E402
 from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
-from kvtrace.trace.format import Flag, Kind, Role, Way  # noqa: E402
+from kvtrace.trace.format import Flag, Kind, Way  # noqa: E402
 
 from . import fakes  # noqa: E402
+from .fakes import on_worker  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
 SLOTS = torch.tensor([20, 21, 22, 23, 8, 9, 10, 11])
@@ -44,8 +44,7 @@ def data_of(layer):
 def saves(kv, how, steps=1):
     """``how(number of the step, KV)`` is what the connector does in its save hook."""
     number = [0]
-    connector = fakes.Copying(lambda connector, layer, slots: how(number[0], layer))
-    connector = traced(connector, Role.WORKER, "Copying")
+    connector = on_worker(fakes.Copying(lambda connector, layer, slots: how(number[0], layer)))
     connector.register_kv_caches({"layer.0": kv})
     for number[0] in range(1, steps + 1):
         AGENT.worker.step = AGENT.worker.latest = number[0]
@@ -59,12 +58,10 @@ def saves(kv, how, steps=1):
 
 def outside(trace):
     """[(way, last part of the target, bytes, size or new name, errors)] in the order of the file."""
-    spool, table = trace.read()
-    found = []
-    for words in table[rows.kind(table[:, 0]) == Kind.OUTSIDE].tolist():
-        row = rows.decode(words)
-        way, name = Way(rows.code(row.head)), spool.names[row.target].rsplit("/", 1)[-1]
-        size = spool.names.get(row.size, "").rsplit("/", 1)[-1] if way == Way.NAME else row.size
+    names, found = trace.names(), []
+    for row in trace.rows(Kind.OUTSIDE):
+        way, name = Way(rows.code(row.head)), names[row.target].rsplit("/", 1)[-1]
+        size = names.get(row.size, "").rsplit("/", 1)[-1] if way == Way.NAME else row.size
         found.append((way, name, row.bytes, size, row.errors))
     return found
 
@@ -129,9 +126,7 @@ def test_what_is_written_in_place_has_no_amount(trace, kv, tmp_path):
 
 def test_a_file_that_is_written_anew_says_so(trace, kv, tmp_path):
     saves(kv, lambda step, layer: (tmp_path / "a").write_bytes(data_of(layer)), 2)
-    _, table = trace.read()
-    marks = [rows.flags(head) for head in table[rows.kind(table[:, 0]) == Kind.OUTSIDE][:, 0].tolist()]
-    assert marks == [0, Flag.FIRST]
+    assert rows.flags(trace.table(Kind.OUTSIDE)[:, 0]).tolist() == [0, Flag.FIRST]
 
 
 def test_what_goes_to_a_peer_and_a_connection_that_is_refused(trace, kv):
@@ -169,15 +164,6 @@ def test_a_segment_of_shared_memory(trace, kv):
     finally:
         held[0].close()
         held[0].unlink()
-
-
-def test_a_file_that_the_connector_removes(trace, kv, tmp_path):
-    def how(step, layer):
-        (tmp_path / "a").write_bytes(data_of(layer))
-        (tmp_path / "a").unlink()
-
-    saves(kv, how)
-    assert (Way.NAME, "a", 0, "", 0) in outside(trace)
 
 
 def test_names_and_sizes_are_looked_at_once_and_nothing_opened(trace, kv, tmp_path):

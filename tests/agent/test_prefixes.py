@@ -11,7 +11,6 @@ import pytest
 from kvtrace.agent.engine import scheduler
 from kvtrace.agent.steps.prefixes import MAX_PREFIXES, Beginnings, digests, key_of, tokens_of
 from kvtrace.trace.format import Kind
-from kvtrace.trace.rows import kind
 
 KEY = b"k" * 16
 
@@ -61,9 +60,8 @@ def test_a_request_leaves_its_prefixes_in_the_trace(trace):
         request_id="r", num_prompt_tokens=len(tokens), prompt_token_ids=tokens, max_tokens=1
     )
     scheduler._before_add_request(SimpleNamespace(block_size=16, requests={}), 0, request)
-    spool, rows = trace.read()
-    rows = rows[kind(rows[:, 0]) == Kind.PREFIX].tolist()
-    assert [(spool.names[row[1]], row[2], row[3]) for row in rows] == [("r", 16, 16), ("r", 80, 16)]
+    rows = trace.table(Kind.PREFIX).tolist()
+    assert [(trace.names()[row[1]], row[2], row[3]) for row in rows] == [("r", 16, 16), ("r", 80, 16)]
     assert [*rows[0][4:], *rows[1][4:]] == [direct(tokens[: 16 * n]) for n in range(1, 7)] + [0, 0]
 
 

@@ -15,7 +15,9 @@ from kvtrace.agent.prints.prints import Prints
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, PromptBlocks
 from kvtrace.trace import rows
-from kvtrace.trace.format import STEP_SHIFT, Flag
+from kvtrace.trace.format import STEP_SHIFT, Flag, Kind
+
+from . import fakes
 
 torch = pytest.importorskip("torch")
 
@@ -110,8 +112,7 @@ class Engine:
         if shared:
             self.layers["layer.1"] = self.layers["layer.0"]
         self.prints = Prints()
-        group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=SIZE), layer_names=list(self.layers))
-        self.config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group])
+        self.config = fakes.kv_cache_config(BLOCKS, SIZE, list(self.layers))
         context = {
             name: SimpleNamespace(kv_cache=tensor, attn_backend=None) for name, tensor in self.layers.items()
         }
@@ -141,10 +142,8 @@ class Engine:
 
 def read(trace: Any) -> list[int]:
     """All prints so far, by place."""
-    _, table = trace.read()
     found: dict[int, int] = {}
-    for row in zip(*rows.of_kind(rows.BlockPrints, table), strict=True):
-        one = rows.BlockPrints._make(int(word) for word in row)
+    for one in trace.rows(Kind.PRINTS):
         assert one.step == STEP
         found.update({one.first + i: value for i, value in enumerate(one[4:]) if value})
     return [found[place] for place in sorted(found)]
@@ -243,12 +242,7 @@ def steps(engine: Engine, first: int, last: int, **more: Any) -> None:
 
 def again(trace: Any) -> list[tuple[int, list[int]]]:
     """(step, prints) of all REPRINTS, without the engine's tag."""
-    _, table = trace.read()
-    found = []
-    for row in zip(*rows.of_kind(rows.BlockPrintsAgain, table), strict=True):
-        one = rows.BlockPrintsAgain._make(int(word) for word in row)
-        found.append((one.step - STEP, [value for value in one[4:] if value]))
-    return found
+    return [(one.step - STEP, [value for value in one[4:] if value]) for one in trace.rows(Kind.REPRINTS)]
 
 
 def test_a_load_that_changed_nothing_is_looked_at_again(trace: Any) -> None:
@@ -311,18 +305,17 @@ def test_looking_again_keeps_to_the_budget(trace: Any) -> None:
 
 def of_layers(trace: Any) -> dict[tuple[str, int], dict[str, int]]:
     """(request, place) -> the number of each layer, of all LAYERS records so far."""
-    spool, table = trace.read()
+    known = trace.names()
     found: dict[tuple[str, int], dict[str, int]] = {}
-    for row in zip(*rows.of_kind(rows.LayerPrints, table), strict=True):
-        one = rows.LayerPrints._make(int(word) for word in row)
-        names = [spool.names[layer] for layer in json.loads(spool.names[one.layer_set])]
+    for one in trace.rows(Kind.LAYERS):
+        names = [known[layer] for layer in json.loads(known[one.layer_set])]
         words = (one.numbers0, one.numbers1, one.numbers2)
         mask = (1 << rows.NUMBER_BITS) - 1
         numbers = [word >> rows.NUMBER_BITS * part & mask for word in words for part in range(3)]
         for at in range(rows.NUMBERS // len(names)):
             own = numbers[at * len(names) : (at + 1) * len(names)]
             if any(own):
-                place = spool.names[one.request], one.first + at
+                place = known[one.request], one.first + at
                 found.setdefault(place, {}).update(zip(names, own, strict=True))
     return found
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from kvtrace.agent.engine import worker
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Target
@@ -20,6 +19,7 @@ from kvtrace.trace.reader import Spool, spool_paths
 from kvtrace.trace.rows import code, kind
 
 from . import fakes
+from .fakes import on_worker
 
 pytestmark = pytest.mark.usefixtures("each_recorder")
 
@@ -33,8 +33,7 @@ def saves(path: Path) -> int:
 
 
 def test_a_forked_child_opens_its_own_spool_when_it_writes(trace):
-    connector = fakes.Storing()
-    connector = traced(connector, Role.WORKER, "Storing")
+    connector = on_worker(fakes.Storing())
     connector.save_kv_layer("layer.0", "kv", None)
     AGENT.flush()
     for calls in (0, 2):

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.wrap.proxy import index_of, its
 from kvtrace.trace import hooks
-from kvtrace.trace.format import Kind, Role
-from kvtrace.trace.rows import code, kind
 
 from . import fakes
+from .fakes import on_worker
 
 pytestmark = pytest.mark.usefixtures("each_recorder")
 
@@ -112,7 +110,7 @@ class Mine(fakes.Storing, SupportsHMA, metaclass=Registry):
 def both(trace: Any) -> Any:
     """(what vLLM holds, the connector)"""
     connector = Mine()
-    return traced(connector, Role.WORKER, "Mine"), connector
+    return on_worker(connector), connector
 
 
 def error_of(call: Any) -> str:
@@ -201,7 +199,7 @@ def test_what_is_set_on_its_class_is_set_on_the_connectors(both: Any) -> None:
 
 def test_no_class_is_made_of_the_users(trace: Any) -> None:
     before, made = Mine.__subclasses__(), Registry.made
-    traced(Mine(), Role.WORKER, "Mine")
+    on_worker(Mine())
     assert Mine.__subclasses__() == before and Registry.made == made
 
 
@@ -219,8 +217,7 @@ def test_no_answer_is_left_in_the_abc_caches(both: Any) -> None:
 
 
 def recorded(trace: Any) -> int:
-    _, rows = trace.read()
-    return int(((kind(rows[:, 0]) == Kind.HOOK) & (code(rows[:, 0]) == hooks.SAVE_LAYER.code)).sum())
+    return len(trace.calls(hooks.SAVE_LAYER))
 
 
 def test_who_patches_a_hook_on_it_gets_what_he_would(trace: Any, both: Any) -> None:
@@ -250,7 +247,7 @@ def test_a_hook_that_the_connector_replaces_later_runs(trace: Any, both: Any) ->
 
 def test_the_connector_goes_with_the_last_one_who_held_it(trace: Any) -> None:
     connector = Mine()
-    held = traced(connector, Role.WORKER, "Mine")
+    held = on_worker(connector)
     held.save_kv_layer("layer.0", "kv", None)
     held.wait_for_save()
     alive = weakref.ref(connector), weakref.ref(held)

@@ -8,9 +8,9 @@ every record and sees the case fail.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ from kvtrace.trace.format import (
 from kvtrace.trace.reader import Spool, spool_paths
 
 from . import fakes
-from .fake_cuda import Cuda, Stream
+from .fake_cuda import Cuda, Stream, on_cuda
 
 pytestmark = pytest.mark.usefixtures("each_recorder")
 
@@ -306,9 +306,7 @@ def watched_save(patch: pytest.MonkeyPatch) -> None:
 def timed_step(patch: pytest.MonkeyPatch) -> None:
     """Three calls with times, one whose times are lost, two that get no pair."""
     cuda = Cuda()
-    patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__="2.11"))
-    platform = SimpleNamespace(device_type="cuda", opaque_attention_op=lambda: True)
-    patch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    on_cuda(patch, cuda)
     patch.setattr(device_module, "clock", cuda.clock)
     assert AGENT.config is not None
     AGENT.config = dataclass_replace(AGENT.config, device_timing="full")
@@ -350,111 +348,100 @@ class Context:
         return list(times) == sorted(set(times)) and self.began <= times[0] and times[-1] <= self.ended
 
 
-Check = Callable[[Any, Context], None]
-
-
 @dataclass(frozen=True)
 class Case:
     kind: Kind
-    drive: Callable[..., None]
-    check: Check
-    code: int | None = None
-    number: int = 0
+    drive: Callable[..., Any]
+    fields: dict[str, Any]
+    """What each field says: a number; NOW; a text, by its name; a tuple, the names of a set; a predicate."""
+    head: dict[str, Any]
+    code: int | None
+    nth: int
     """Which of the records of this kind and code."""
-    patched: bool = False
+    also: Callable[[Any], bool]
+    """Whether fields stand in a relation."""
+
+    def check(self, row: Any, seen: Context) -> None:
+        said = {field: value for field, value in row._asdict().items() if field != "head"}
+        used = {field for field in said if not field.startswith("spare")}
+        assert used == self.fields.keys()
+        times = [said[field] for field, expected in self.fields.items() if expected is NOW]
+        assert not times or seen.now(*times)
+        for field, value in said.items():
+            expected = self.fields.get(field, 0)
+            if isinstance(expected, str):
+                assert seen.names.get(value, "") == expected
+            elif isinstance(expected, tuple):
+                assert tuple(seen.names[ident] for ident in json.loads(seen.names[value])) == expected
+            elif callable(expected):
+                assert expected(value, seen)
+            else:
+                assert expected is NOW or value == expected
+        assert self.also(row)
+        for part, expected in self.head.items():
+            value = getattr(rows, part)(row.head)
+            assert expected(value) if callable(expected) else value == expected
 
 
+NOW = object()
+"""A time of this test; several of a record come one after the other."""
 CASES: dict[str, Case] = {}
 
 
-def case(kind: Kind, drive: Callable[..., Any], **rest: Any) -> Callable[[Check], Check]:
-    def add(check: Check) -> Check:
-        CASES[check.__name__] = Case(kind, drive, check, **rest)
-        return check
-
-    return add
-
-
-@case(Kind.NAME, lambda: AGENT.id("a layer's name"))
-def name(row: rows.Name, seen: Context) -> None:
-    assert seen.names[row.id] == "a layer's name"
-    assert (row.length, row.crc) == (14, zlib.crc32(b"a layer's name"))
-    assert spares(row) == [0, 0, 0, 0]
+def case(
+    name: str, kind: Kind, drive: Callable[..., Any], head: dict[str, Any] | None = None,
+    code: int | None = None, nth: int = 0, also: Callable[[Any], bool] = lambda row: True, **fields: Any,
+) -> None:  # fmt: skip
+    CASES[name] = Case(kind, drive, fields, head or {}, code, nth, also)
 
 
-@case(Kind.BYTES, lambda: AGENT.id("".join(chr(65 + n) * 8 for n in range(7))))
-def text(row: rows.Bytes, seen: Context) -> None:
-    assert b"".join(int(word).to_bytes(8, "little") for word in row[1:]) == b"".join(
-        bytes([65 + n]) * 8 for n in range(7)
-    )
+def between(low: int, high: int) -> Callable[[int, Context], bool]:
+    return lambda value, seen: low < value <= high
 
 
-@case(Kind.FACT, lambda: AGENT.fact(ClientId("mine", "engine-7"), Role.FRONT))
-def fact(row: rows.Document, seen: Context) -> None:
-    body = b'{"client":"mine","engine":"engine-7"}'
-    assert seen.now(row.t) and (row.length, row.crc) == (len(body), zlib.crc32(body))
-    assert rows.role(row.head) == Role.FRONT and spares(row) == [0, 0, 0, 0]
+def anything(value: int, seen: Context) -> bool:
+    return True
 
 
-def hook_case(hook: hooks.Hook, drive: Callable[[], Any], **rest: Any) -> Callable[[Check], Check]:
-    return case(Kind.HOOK, drive, code=hook.code, **rest)
+def positive(value: int) -> bool:
+    return value > 0
 
 
-def hook_call(row: rows.HookCall, seen: Context, *says: object, role: Role = Role.WORKER) -> None:
-    """``says``: layer, slots, entries, extra."""
-    assert seen.now(row.t0, row.t1) and row.step == STEP
-    assert (seen.names.get(row.layer, ""), row.slots, row.entries, row.extra) == says
-    assert rows.role(row.head) == role and rows.detail(row.head) > 0
+def crc(text: bytes) -> dict[str, int]:
+    return {"length": len(text), "crc": zlib.crc32(text)}
 
 
-@hook_case(hooks.SAVE_LAYER, lambda: on_worker().save_kv_layer("layer.0", None, None))
-def a_layer_s_save(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "layer.0", 7, 2, 0)
+case("name", Kind.NAME, lambda: AGENT.id("a layer's name"), id="a layer's name", **crc(b"a layer's name"))
+PARTS = {f"part{n + 1}": bytes([65 + n]) * 8 for n in range(7)}
+case(
+    "text", Kind.BYTES, lambda: AGENT.id(b"".join(PARTS.values()).decode()),
+    **{part: int.from_bytes(text, "little") for part, text in PARTS.items()},
+)  # fmt: skip
+case(
+    "fact", Kind.FACT, lambda: AGENT.fact(ClientId("mine", "engine-7"), Role.FRONT), {"role": Role.FRONT},
+    t=NOW, **crc(b'{"client":"mine","engine":"engine-7"}'),
+)  # fmt: skip
+
+
+# --- calls of hooks
+
+
+def hook(
+    name: str, hook: hooks.Hook, drive: Callable[[], Any], layer: str, slots: int, entries: int, extra: Any,
+    role: Role = Role.WORKER, flags: int | None = None, nth: int = 0,
+) -> None:  # fmt: skip
+    head = {"role": role, "detail": positive, **({} if flags is None else {"flags": flags})}
+    says = {"layer": layer, "slots": slots, "entries": entries, "extra": extra}
+    case(name, Kind.HOOK, drive, head, hook.code, nth, t0=NOW, t1=NOW, step=STEP, **says)
+
+
+def save() -> None:
+    on_worker().save_kv_layer("layer.0", None, None)
 
 
 def save_twice() -> None:
-    for _ in range(2):
-        on_worker().save_kv_layer("layer.0", None, None)
-
-
-@hook_case(hooks.SAVE_LAYER, save_twice, number=1)
-def a_layer_s_save_by_the_short_way(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "layer.0", 7, 2, 0)
-
-
-@hook_case(hooks.WAIT_LAYER, lambda: on_worker().wait_for_layer_load("layer.1"))
-def a_layer_s_load(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "layer.1", 3, 1, 0)
-
-
-@hook_case(hooks.WAIT_SAVE, lambda: on_worker().wait_for_save())
-def the_step_s_save(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "", 7, 2, 0)
-
-
-@hook_case(hooks.START_LOAD, lambda: on_worker().start_load_kv(SimpleNamespace(cudagraph_runtime_mode=2)))
-def the_step_s_load(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "", 3, 1, 2)
-
-
-@hook_case(hooks.BIND_METADATA, on_worker)
-def metadata_bound(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "", 7, 2, 3)
-
-
-@hook_case(hooks.CLEAR_METADATA, lambda: on_worker().clear_connector_metadata())
-def metadata_cleared(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "", -1, -1, 0)
-
-
-@hook_case(hooks.GET_FINISHED, lambda: on_worker().get_finished(set()))
-def finished(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "", -1, -1, 3 << 32 | 1)
-
-
-@hook_case(hooks.LOAD_ERRORS, lambda: on_worker().get_block_ids_with_load_errors())
-def load_errors(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "", -1, -1, 3)
+    save()
+    save()
 
 
 def raising_save() -> None:
@@ -462,141 +449,103 @@ def raising_save() -> None:
         on_worker().save_kv_layer("layer.0", "bad", None)
 
 
-@hook_case(hooks.SAVE_LAYER, raising_save)
-def a_hook_that_raised(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "layer.0", -1, -1, row.extra)
-    assert seen.names[row.extra] == "ValueError" and rows.flags(row.head) == Flag.RAISED
+def start_load() -> None:
+    on_worker().start_load_kv(SimpleNamespace(cudagraph_runtime_mode=2))
 
 
-@hook_case(hooks.LOOKUP, lambda: on_scheduler().get_num_new_matched_tokens(request(), 32))
-def a_lookup_s_hook(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "", 64, 1, 0, role=Role.SCHEDULER)
-    assert rows.flags(row.head) == Flag.ASYNC
+def look_up(req_id: str = "req") -> None:
+    on_scheduler().get_num_new_matched_tokens(request(req_id), 32)
 
 
-@hook_case(hooks.ALLOCATED, lambda: on_scheduler().update_state_after_alloc(request(), None, 48))
-def an_allocation_s_hook(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "", 48, 1, 0, role=Role.SCHEDULER)
+def allocate() -> None:
+    on_scheduler().update_state_after_alloc(request(), None, num_external_tokens=48)
 
 
-@hook_case(hooks.BUILD_METADATA, lambda: on_scheduler().build_connector_meta(output(req=8)))
-def the_metadata_s_hook(row: rows.HookCall, seen: Context) -> None:
-    hook_call(row, seen, "", 8, 1, 0, role=Role.SCHEDULER)
+def build_metadata() -> None:
+    on_scheduler().build_connector_meta(output(req=8))
 
 
-@case(Kind.OP, attention, code=op_table.KV_CACHE_UPDATE.code)
-def an_op(row: rows.OpCall, seen: Context) -> None:
-    assert seen.now(row.t0, row.t1) and row.step == STEP and seen.names[row.layer] == "layer.0"
-    assert (row.tokens, row.mode, row.skip) == (24, 1, Skip.NOT_A_HOOK_SITE)
+hook("a layer's save", hooks.SAVE_LAYER, save, "layer.0", 7, 2, 0)
+hook("a layer's save by the short way", hooks.SAVE_LAYER, save_twice, "layer.0", 7, 2, 0, nth=1)
+hook(
+    "a layer's load", hooks.WAIT_LAYER, lambda: on_worker().wait_for_layer_load("layer.1"), "layer.1", 3, 1, 0
+)
+hook("the step's save", hooks.WAIT_SAVE, lambda: on_worker().wait_for_save(), "", 7, 2, 0)
+hook("the step's load", hooks.START_LOAD, start_load, "", 3, 1, 2)
+hook("metadata bound", hooks.BIND_METADATA, on_worker, "", 7, 2, 3)
+hook("metadata cleared", hooks.CLEAR_METADATA, lambda: on_worker().clear_connector_metadata(), "", -1, -1, 0)
+hook("finished", hooks.GET_FINISHED, lambda: on_worker().get_finished(set()), "", -1, -1, 3 << 32 | 1)
+hook("load errors", hooks.LOAD_ERRORS, lambda: on_worker().get_block_ids_with_load_errors(), "", -1, -1, 3)
+hook("a hook that raised", hooks.SAVE_LAYER, raising_save, "layer.0", -1, -1, "ValueError", flags=Flag.RAISED)
+hook("a lookup's hook", hooks.LOOKUP, look_up, "", 64, 1, 0, Role.SCHEDULER, Flag.ASYNC)
+hook("an allocation's hook", hooks.ALLOCATED, allocate, "", 48, 1, 0, Role.SCHEDULER)
+hook("the metadata's hook", hooks.BUILD_METADATA, build_metadata, "", 8, 1, 0, Role.SCHEDULER)
 
+# --- ops, steps, requests
 
-@case(Kind.OP, attention, code=op_table.KV_CACHE_UPDATE.code, number=1)
-def an_op_by_the_short_way(row: rows.OpCall, seen: Context) -> None:
-    an_op(row, seen)
+OP: dict[str, Any] = {
+    "t0": NOW, "t1": NOW, "step": STEP, "layer": "layer.0", "tokens": 24, "mode": 1,
+    "skip": Skip.NOT_A_HOOK_SITE, "code": op_table.KV_CACHE_UPDATE.code,
+}  # fmt: skip
+case("an op", Kind.OP, attention, **OP)
+case("an op by the short way", Kind.OP, attention, nth=1, **OP)
+case(
+    "a step", Kind.STEP, schedule, t0=NOW, t1=NOW, step=STEP, tokens=66, requests=3, new_requests=2,
+    gone=1 << 32 | 4,
+)  # fmt: skip
 
-
-@case(Kind.STEP, schedule)
-def a_step(row: rows.Step, seen: Context) -> None:
-    assert seen.now(row.t0, row.t1) and row.step == STEP
-    assert (row.tokens, row.requests, row.new_requests, row.gone) == (66, 3, 2, 1 << 32 | 4)
-
-
-@case(Kind.BLOCKS, schedule)
-def blocks_given(row: rows.BlocksGiven, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP
-    assert (row.group, row.first, row.block, row.count) == (0, 0, 21, 3)
-    assert rows.flags(row.head) == Flag.FIRST
-
-
-@case(Kind.BLOCKS, schedule, number=1)
-def blocks_given_in_a_later_group(row: rows.BlocksGiven, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP
-    assert (row.group, row.first, row.block, row.count) == (1, 2, 34, -3)
-
-
-@case(Kind.CHUNK, schedule)
-def a_chunk(row: rows.Chunk, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP
-    assert (row.start, row.tokens, row.prompt, row.block) == (32, 64, len(PROMPT), BLOCK)
-
-
-@case(Kind.REQUEST, schedule)
-def an_arrival(row: rows.Arrival, seen: Context) -> None:
-    found = prefixes.digests(PROMPT, BLOCK, b"k" * 16)
-    assert seen.now(row.t) and seen.names[row.request] == "req" and row.salt == 0
-    assert (row.prompt, row.digest, row.prefix, row.max_tokens) == (200, found.prompt, found.aligned, 9)
-
-
-@case(Kind.PREFIX, schedule, number=1)
-def prefix_digests(row: rows.Prefixes, seen: Context) -> None:
-    found = prefixes.digests(PROMPT, BLOCK, b"k" * 16)
-    assert seen.names[row.request] == "req" and (row.first, row.stride) == (5 * BLOCK, BLOCK)
-    assert [row.digest0, row.digest1, row.digest2, row.digest3] == found.prefixes[4:8]
-
-
-@case(Kind.LOOKUP, lambda: on_scheduler().get_num_new_matched_tokens(request(), 32))
-def a_lookup(row: rows.Lookup, seen: Context) -> None:
-    assert seen.now(row.t0, row.t1) and row.step == STEP and seen.names[row.request] == "req"
-    assert (row.local, row.external) == (32, 64) and spares(row) == [0]
-
-
-@case(Kind.LOOKUP, lambda: on_scheduler().get_num_new_matched_tokens(request("undecided"), 32))
-def a_lookup_without_an_answer(row: rows.Lookup, seen: Context) -> None:
-    assert (row.local, row.external) == (32, NONE_ANSWER) and seen.now(row.t0, row.t1)
-    assert row.step == STEP and seen.names[row.request] == "undecided" and spares(row) == [0]
-
-
-@case(Kind.ALLOC, lambda: on_scheduler().update_state_after_alloc(request(), None, num_external_tokens=48))
-def an_allocation(row: rows.Allocation, seen: Context) -> None:
-    assert seen.now(row.t0, row.t1) and row.step == STEP and seen.names[row.request] == "req"
-    assert (row.external, row.blocks) == (48, -1) and spares(row) == [0]
-
-
-@case(Kind.META, lambda: on_scheduler().build_connector_meta(output(req=8)))
-def a_metadata_entry(row: rows.MetadataEntry, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP
-    # block 5 is the request's second, and slot 84 its fifth
-    assert (row.slots, row.tokens, row.start) == (8, 50, BLOCK + 4) and spares(row) == [0]
-    assert rows.flags(row.head) == Flag.STORE
-
-
-@case(Kind.GROWN, a_session_gets_its_next_part)
-def a_growth(row: rows.Growth, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP + 1
-    assert (row.start, row.prompt) == (206, 246) and spares(row) == [0, 0]
-
-
-@case(Kind.CHUNK, a_session_gets_its_next_part, number=1)
-def a_chunk_of_a_next_part(row: rows.Chunk, seen: Context) -> None:
-    assert seen.names[row.request] == "req" and row.step == STEP + 1
-    assert (row.start, row.tokens, row.prompt, row.block) == (206, 30, 246, BLOCK)
-
-
-@case(Kind.PREEMPT, preempt_and_finish)
-def a_preemption(row: rows.Preemption, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP
-    assert row.computed == 48 and spares(row) == [0, 0, 0]
-
-
-@case(Kind.FINISH, preempt_and_finish)
-def a_finish(row: rows.Finish, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP
-    assert (row.computed, row.output, row.preemptions) == (202, 3, 1)
-    assert seen.names[row.status_name] == "FINISHED_STOPPED"
-
-
-@case(Kind.EXEC, lambda: execute(forward))
-def an_execution(row: rows.Execution, seen: Context) -> None:
-    assert seen.now(row.t0, row.t1) and row.step == STEP
-    assert (row.tokens, row.requests, row.mode, row.padded) == (100, 3, 1, 128)
-
-
-@case(Kind.QUIET, quiet_step, code=hooks.SAVE_LAYER.code)
-def quiet_calls(row: rows.QuietCalls, seen: Context) -> None:
-    assert seen.now(row.t0) and row.step == STEP and row.count == 2
-    layers = [seen.names[ident] for ident in json.loads(seen.names[row.layer_set])]
-    assert layers == ["layer.0", "layer.1"] and not rows.detail(row.head) & DETAIL_IS_OP
-    assert 0 < row.least_ns < row.most_ns and row.total_ns == row.least_ns + row.most_ns
+REQ: dict[str, Any] = {"t": NOW, "request": "req", "step": STEP}
+TIMES: dict[str, Any] = {"t0": NOW, "t1": NOW, "step": STEP}
+DIGESTS = prefixes.digests(PROMPT, BLOCK, b"k" * 16)
+FIRST = {"flags": Flag.FIRST}
+case("blocks given", Kind.BLOCKS, schedule, FIRST, group=0, first=0, block=21, count=3, **REQ)
+case(
+    "blocks given in a later group",
+    Kind.BLOCKS,
+    schedule,
+    nth=1,
+    group=1,
+    first=2,
+    block=34,
+    count=-3,
+    **REQ,
+)
+case("a chunk", Kind.CHUNK, schedule, start=32, tokens=64, prompt=len(PROMPT), block=BLOCK, **REQ)
+case(
+    "an arrival", Kind.REQUEST, schedule, t=NOW, request="req", salt=0, prompt=200, digest=DIGESTS.prompt,
+    prefix=DIGESTS.aligned, max_tokens=9,
+)  # fmt: skip
+case(
+    "prefix digests", Kind.PREFIX, schedule, nth=1, request="req", first=5 * BLOCK, stride=BLOCK,
+    **{f"digest{n}": digest for n, digest in enumerate(DIGESTS.prefixes[4:8])},
+)  # fmt: skip
+case("a lookup", Kind.LOOKUP, look_up, request="req", local=32, external=64, **TIMES)
+case(
+    "a lookup without an answer", Kind.LOOKUP, lambda: look_up("undecided"), request="undecided", local=32,
+    external=NONE_ANSWER, **TIMES,
+)  # fmt: skip
+case("an allocation", Kind.ALLOC, allocate, request="req", external=48, blocks=-1, **TIMES)
+# block 5 is the request's second, and slot 84 its fifth
+STORED = {"flags": Flag.STORE}
+case("a metadata entry", Kind.META, build_metadata, STORED, slots=8, tokens=50, start=BLOCK + 4, **REQ)
+NEXT = {**REQ, "step": STEP + 1}
+case("a growth", Kind.GROWN, a_session_gets_its_next_part, start=206, prompt=246, **NEXT)
+case(
+    "a chunk of a next part", Kind.CHUNK, a_session_gets_its_next_part, nth=1, start=206, tokens=30,
+    prompt=246, block=BLOCK, **NEXT,
+)  # fmt: skip
+case("a preemption", Kind.PREEMPT, preempt_and_finish, computed=48, **REQ)
+case(
+    "a finish", Kind.FINISH, preempt_and_finish, computed=202, output=3, preemptions=1,
+    status_name="FINISHED_STOPPED", **REQ,
+)  # fmt: skip
+case("an execution", Kind.EXEC, lambda: execute(forward), tokens=100, requests=3, mode=1, padded=128, **TIMES)
+case(
+    "quiet calls", Kind.QUIET, quiet_step, {"detail": lambda detail: not detail & DETAIL_IS_OP},
+    hooks.SAVE_LAYER.code, t0=NOW, step=STEP, count=2, layer_set=("layer.0", "layer.1"),
+    total_ns=anything, least_ns=anything, most_ns=anything,
+    also=lambda row: 0 < row.least_ns < row.most_ns and row.total_ns == row.least_ns + row.most_ns,
+)  # fmt: skip
 
 
 def close_with_losses() -> None:
@@ -605,29 +554,18 @@ def close_with_losses() -> None:
     AGENT.recorder.stop(Stop.CLEAN)
 
 
-@case(Kind.TRAILER, close_with_losses, code=int(Stop.CLEAN))
-def a_trailer(row: rows.Trailer, seen: Context) -> None:
-    assert seen.now(row.t) and row.lost == 5 and spares(row) == [0] * 5
+case("a trailer", Kind.TRAILER, close_with_losses, code=int(Stop.CLEAN), t=NOW, lost=5)
+case("a seal", Kind.SEAL, schedule, number=0, records=between(0, 255), crc=between(-1, (1 << 32) - 1))
+
+# --- what a watched call did
 
 
-@case(Kind.SEAL, schedule)
-def a_seal(row: rows.Seal, seen: Context) -> None:
-    assert row.number == 0 and 0 < row.records < 256 and 0 <= row.crc < 1 << 32 and spares(row) == [0] * 4
+def of_first(value: int, seen: Context) -> bool:
+    return value == prefixes.digest_of(str(Everything.folder / "first"), b"k" * 16)
 
 
-@case(Kind.EFFECT, watched_save, code=hooks.SAVE_LAYER.code, patched=True)
-def an_effect(row: rows.Effect, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
-    assert (row.slots, row.bytes, row.files) == (7, 333, 2)
-    assert row.target == prefixes.digest_of(str(Everything.folder / "first"), b"k" * 16)
-    assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
-
-
-@case(Kind.SLOTS, watched_save, code=hooks.SAVE_LAYER.code, patched=True)
-def slots_touched(row: rows.SlotsTouched, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
-    assert seen.names[row.slot_set] == "16+7/40+3" and (row.slots, row.partly, row.call) == (7, 3, 12)
-    assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
+def first(value: int, seen: Context) -> bool:
+    return seen.names[value].endswith("/first")
 
 
 def a_state_read(patch: pytest.MonkeyPatch) -> None:
@@ -637,37 +575,30 @@ def a_state_read(patch: pytest.MonkeyPatch) -> None:
     states.TouchingStates(watch, hooks.WAIT_SAVE.code, 3, STEP, clock(), AGENT.thread(), 12).write()
 
 
-@case(Kind.STATES, a_state_read, code=hooks.WAIT_SAVE.code, patched=True)
-def states_touched(row: rows.StatesTouched, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
-    assert seen.names[row.blocks] == "4+2" and (row.part, row.parts, row.call) == (1, 2, 12)
-    assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) == 3
-
-
-@case(Kind.OUTSIDE, watched_save, code=Way.FILE, patched=True)
-def what_was_written(row: rows.Outside, seen: Context) -> None:
-    assert seen.now(row.t) and row.step == STEP and row.call == 12
-    assert seen.names[row.target].endswith("/first") and (row.bytes, row.size, row.errors) == (300, 350, 0)
-    assert rows.flags(row.head) == 0 and rows.detail(row.head) > 0
-
-
-@case(
-    Kind.PRINTS,
-    lambda: print_records.write_prints(STEP, [Filled("req", 3, 5, [8, 9, 0, 7, 6])], [12, -4, 6, 16, 20]),
+SAVING: dict[str, Any] = {"head": {"flags": Flag.STORE, "detail": positive}, "code": hooks.SAVE_LAYER.code}
+OF_LAYER: dict[str, Any] = {"t": NOW, "layer": "layer.0", "step": STEP}
+case(
+    "an effect", Kind.EFFECT, watched_save, slots=7, bytes=333, files=2, target=of_first, **SAVING, **OF_LAYER
 )
-def fingerprints(row: rows.BlockPrints, seen: Context) -> None:
-    assert seen.names[row.request] == "req" and row.step == STEP and row.first == 5
-    # without their lowest bit, which tells least; the null block has none
-    assert (row.print0, row.print1, row.print2, row.print3) == (6, (1 << 63) - 2, 0, 8)
-    assert rows.detail(row.head) == 3
+case(
+    "slots touched", Kind.SLOTS, watched_save, slot_set="16+7/40+3", slots=7, partly=3, call=12, **SAVING,
+    **OF_LAYER,
+)  # fmt: skip
+case(
+    "states touched", Kind.STATES, a_state_read, {"flags": Flag.STORE, "detail": 3}, hooks.WAIT_SAVE.code,
+    blocks="4+2", part=1, parts=2, call=12, **OF_LAYER,
+)  # fmt: skip
+case(
+    "what was written", Kind.OUTSIDE, watched_save, {"flags": 0, "detail": positive}, Way.FILE, t=NOW,
+    step=STEP, call=12, target=first, bytes=300, size=350, errors=0,
+)  # fmt: skip
+
+# --- fingerprints
 
 
-@case(
-    Kind.REPRINTS, lambda: print_records.write_prints(STEP, [Filled("req", 3, 5, [8])], [12], Kind.REPRINTS)
-)
-def fingerprints_once_more(row: rows.BlockPrintsAgain, seen: Context) -> None:
-    assert seen.names[row.request] == "req" and row.step == STEP and row.first == 5
-    assert (row.print0, row.print1, row.print2, row.print3) == (6, 0, 0, 0) and rows.detail(row.head) == 3
+def write_prints(*values: int, kind: Kind = Kind.PRINTS) -> None:
+    blocks = [8, 9, 0, 7, 6][: len(values)]
+    print_records.write_prints(STEP, [Filled("req", 3, 5, blocks)], [*values], kind)
 
 
 def numbers_of_layers() -> None:
@@ -678,50 +609,42 @@ def numbers_of_layers() -> None:
     print_records.write_layers(torch, STEP, Filled("req", 3, 5, [8, 9, 0, 7]), layers, sums)
 
 
-@case(Kind.LAYERS, numbers_of_layers)
-def fingerprints_of_layers(row: rows.LayerPrints, seen: Context) -> None:
-    assert seen.names[row.request] == "req" and row.step == STEP and row.first == 5
-    assert [seen.names[layer] for layer in json.loads(seen.names[row.layer_set])] == ["layer.0", "layer.1"]
-    # block 8; block 9, whose first layer holds zeroes; the null block; block 7; the ninth is not used
-    bits = rows.NUMBER_BITS
-    assert row.numbers0 == 3 | 1 << bits and row.numbers1 == 11
-    assert row.numbers2 == (1 << bits) - 1 | 7 << bits
-    assert rows.detail(row.head) == 3
+OF_BLOCKS: dict[str, Any] = {"head": {"detail": 3}, "request": "req", "step": STEP, "first": 5}
+# without their lowest bit, which tells least; the null block has none
+PRINTS = {"print0": 6, "print1": (1 << 63) - 2, "print2": 0, "print3": 8}
+case("fingerprints", Kind.PRINTS, lambda: write_prints(12, -4, 6, 16, 20), **PRINTS, **OF_BLOCKS)
+case(
+    "fingerprints once more", Kind.REPRINTS, lambda: write_prints(12, kind=Kind.REPRINTS), print0=6, print1=0,
+    print2=0, print3=0, **OF_BLOCKS,
+)  # fmt: skip
+BITS = rows.NUMBER_BITS
+# block 8; block 9, whose first layer holds zeroes; the null block; block 7; the ninth is not used
+case(
+    "fingerprints of layers", Kind.LAYERS, numbers_of_layers, layer_set=("layer.0", "layer.1"),
+    numbers0=3 | 1 << BITS, numbers1=11, numbers2=(1 << BITS) - 1 | 7 << BITS, **OF_BLOCKS,
+)  # fmt: skip
 
+# --- transfers, times of the device
 
-@case(Kind.OPEN, lambda: on_scheduler().request_finished(request(), [9]))
-def a_transfer_s_begin(row: rows.TransferBegun, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP
-    assert rows.flags(row.head) == Flag.STORE and spares(row) == [0] * 4
-
-
-@case(Kind.DONE, lambda: on_worker().get_transfer_results(set()))
-def a_transfer_s_end(row: rows.TransferDone, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.request] == "broken" and row.step == STEP
-    assert row.failed == 1 and rows.flags(row.head) == Flag.LOAD and spares(row) == [0] * 3
-
-
-@case(Kind.DEVICE, timed_step, code=hooks.SAVE_LAYER.code, patched=True)
-def a_timed_call(row: rows.DeviceCall, seen: Context) -> None:
-    assert 1_100_000 < row.t0 < 1_200_000  # the fake's clock, once the pool is made
-    assert row.step == STEP and seen.names[row.layer] == "layer.0" and row.streams == 1
-    # half a millisecond was queued when the call began; it ends on an empty stream, a millisecond later
-    assert 490_000 < row.before_ns <= 500_000 < row.device_ns < 510_000
-    assert 1_000_000 < row.host_ns < 1_100_000 and rows.detail(row.head) == 3
-
-
-@case(Kind.TIMED, timed_step, patched=True)
-def a_timed_step(row: rows.TimedStep, seen: Context) -> None:
-    assert row.step == STEP and 10_000_000 < row.t < 20_000_000
-    assert (row.calls, row.untimed, row.lost) == (3, 2, 1)
-    assert 1_000 < row.own_ns < row.busy_ns < 2_000_000 and row.busy_ns > 1_000_000
+case("a transfer's begin", Kind.OPEN, lambda: on_scheduler().request_finished(request(), [9]), STORED, **REQ)
+case(
+    "a transfer's end", Kind.DONE, lambda: on_worker().get_transfer_results(set()), {"flags": Flag.LOAD},
+    failed=1, **{**REQ, "request": "broken"},
+)  # fmt: skip
+# the fake's clock, once the pool is made; half a millisecond was queued when the call began; it ends on an
+# empty stream, a millisecond later
+case(
+    "a timed call", Kind.DEVICE, timed_step, {"detail": 3}, hooks.SAVE_LAYER.code, step=STEP, layer="layer.0",
+    streams=1, t0=between(1_100_000, 1_199_999), before_ns=between(490_000, 500_000),
+    device_ns=between(500_000, 509_999), host_ns=between(1_000_000, 1_099_999),
+)  # fmt: skip
+case(
+    "a timed step", Kind.TIMED, timed_step, step=STEP, t=between(10_000_000, 19_999_999), calls=3, untimed=2,
+    lost=1, own_ns=between(1_000, 1_000_000), busy_ns=between(1_000_000, 1_999_999),
+)  # fmt: skip
 
 
 # --- the tests --------------------------------------------------------------------------------------
-
-
-def spares(row: Any) -> list[int]:
-    return [word for field, word in row._asdict().items() if field.startswith("spare")]
 
 
 @pytest.fixture
@@ -735,7 +658,7 @@ def written(one: Case, patch: pytest.MonkeyPatch, run_dir: Path) -> tuple[list[i
     assert AGENT.recorder is not None
     AGENT.recorder._next_name = 501  # no id of a name is one of the small numbers below
     began = clock()
-    one.drive(*([patch] if one.patched else []))
+    one.drive(**({"patch": patch} if "patch" in inspect.signature(one.drive).parameters else {}))
     AGENT.flush()
     (path,) = spool_paths(run_dir)
     spool = Spool(path)
@@ -746,7 +669,7 @@ def written(one: Case, patch: pytest.MonkeyPatch, run_dir: Path) -> tuple[list[i
         for words in table.tolist()
         if rows.kind(words[0]) == one.kind and one.code in (None, rows.code(words[0]))
     ]
-    return fitting[one.number], Context(spool.names, began, clock())
+    return fitting[one.nth], Context(spool.names, began, clock())
 
 
 def test_every_kind_of_record_has_a_case() -> None:

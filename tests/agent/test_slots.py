@@ -4,6 +4,8 @@ the same operation runs, and the numbers that come out (or are gone) say which s
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,8 @@ torch = pytest.importorskip("torch")
 from kvtrace.agent.kv.caches import Caches  # noqa: E402
 from kvtrace.agent.kv.layout import hint_of, layout_of  # noqa: E402
 from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch  # noqa: E402
+
+from .fakes import kv_cache_config  # noqa: E402
 
 HEADS, CONTENT = 3, 4
 # name -> (shape, which dimension counts blocks, which slots)
@@ -49,10 +53,7 @@ class Cache:
         self.tensors = {name: laid[..., n] for n, name in enumerate(self.names)}
         self.caches = Caches()
         self.caches.register(self.tensors)
-        spec = SimpleNamespace(block_size=size)
-        group = SimpleNamespace(kv_cache_spec=spec, layer_names=self.names)
-        config = SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group])
-        self.caches.configure(config, {})
+        self.caches.configure(kv_cache_config(blocks, size, self.names), {})
         for name in self.names:  # as the backend would say it
             self.caches._hints[name] = {len(self.caches.layers[name].shape): (block, slot)}
         # slot of each element, by layer
@@ -91,6 +92,16 @@ def parsed(text: str) -> tuple[set[int], set[int]]:
     return runs(full), runs(partly)
 
 
+@contextmanager
+def watching(here: Cache, named: str | None = None) -> Iterator[CopyWatch]:
+    watch = CopyWatch(here.caches, named)
+    assert watch.start()
+    try:
+        yield watch
+    finally:
+        watch.stop()
+
+
 NOTHING: tuple[set[int], set[int]] = (set(), set())
 
 
@@ -117,6 +128,11 @@ def made_caches(draw: Any, layers: int | None = None) -> Cache:
     return Cache(kind, blocks, size, ratio, list(order), count)
 
 
+VIEWS = ("slice", "select", "transpose", "flatten", "split", "unfold", "strided", "last")
+READS = ("clone", "to", "cat", "out", "scaled", "index", "index", "along", "gather", "take", "mask", "rows")
+WRITES = ("fill", "copy", "put", "copy along", "fill along", "scatter", "flat", "mask", "add", "source")
+
+
 def viewed(draw: Any, tensor: Any, steps: int = 3) -> Any:
     """A random view of a tensor, as connectors make them."""
     for _ in range(draw(st.integers(0, steps))):
@@ -124,9 +140,7 @@ def viewed(draw: Any, tensor: Any, steps: int = 3) -> Any:
             return tensor
         dim = draw(st.integers(0, tensor.dim() - 1))
         size = tensor.shape[dim]
-        how = draw(
-            st.sampled_from(("slice", "select", "transpose", "flatten", "split", "unfold", "strided", "last"))
-        )
+        how = draw(st.sampled_from(VIEWS))
         if how == "slice" and size:
             begin = draw(st.integers(0, size - 1))
             end = draw(st.integers(begin + 1, size))
@@ -181,24 +195,7 @@ def index_list(draw: Any, tensor: Any) -> list[Any]:
 
 
 def read(draw: Any, tensor: Any) -> Any:
-    how = draw(
-        st.sampled_from(
-            (
-                "clone",
-                "to",
-                "cat",
-                "out",
-                "scaled",
-                "index",
-                "index",
-                "along",
-                "gather",
-                "take",
-                "mask",
-                "rows",
-            )
-        )
-    )
+    how = draw(st.sampled_from(READS))
     if not tensor.numel() or how == "clone":
         return tensor.clone()
     if how == "to":
@@ -237,11 +234,7 @@ def read(draw: Any, tensor: Any) -> Any:
 
 def write(draw: Any, tensor: Any) -> None:
     """Put -1 into what an operation names."""
-    how = draw(
-        st.sampled_from(
-            ("fill", "copy", "put", "copy along", "fill along", "scatter", "flat", "mask", "add", "source")
-        )
-    )
+    how = draw(st.sampled_from(WRITES))
     if not tensor.numel() or how == "fill" or not tensor.dim():
         tensor.fill_(-1.0)
         return
@@ -281,15 +274,11 @@ def test_what_is_read(data: st.DataObject) -> None:
     cache = data.draw(made_caches())
     layer = data.draw(st.sampled_from(cache.names))
     numbers: set[int] = set()
-    with data.draw(st.sampled_from((torch.inference_mode, torch.no_grad, torch.enable_grad)))():
-        watch = CopyWatch(cache.caches, layer)
-        assert watch.start()
-        try:
-            for _ in range(data.draw(st.integers(1, 3))):
-                out = read(data.draw, viewed(data.draw, cache.tensors[layer]))
-                numbers.update(out.detach().flatten().long().tolist())
-        finally:
-            watch.stop()
+    mode = data.draw(st.sampled_from((torch.inference_mode, torch.no_grad, torch.enable_grad)))
+    with mode(), watching(cache, layer) as watch:
+        for _ in range(data.draw(st.integers(1, 3))):
+            out = read(data.draw, viewed(data.draw, cache.tensors[layer]))
+            numbers.update(out.detach().flatten().long().tolist())
     found = seen(watch, READ)
     # A mask or an index may pick nothing: then the layer stands there, with no slot of it.
     assert {name: slots for name, slots in found.items() if slots != NOTHING} == cache.expected(numbers)
@@ -301,18 +290,13 @@ def test_what_is_read(data: st.DataObject) -> None:
 def test_what_is_written(data: st.DataObject) -> None:
     cache = data.draw(made_caches())
     layer = data.draw(st.sampled_from(cache.names))
-    with data.draw(st.sampled_from((torch.inference_mode, torch.no_grad)))():
-        watch = CopyWatch(cache.caches, layer)
-        view = None
-        assert watch.start()
-        try:
-            for _ in range(data.draw(st.integers(1, 3))):
-                view = viewed(data.draw, cache.tensors[layer], 2)
-                if 0 in view.stride() or view.numel() != len(set(_places(view))):
-                    continue  # elements on top of each other
-                write(data.draw, view)
-        finally:
-            watch.stop()
+    mode = data.draw(st.sampled_from((torch.inference_mode, torch.no_grad)))
+    with mode(), watching(cache, layer) as watch:
+        for _ in range(data.draw(st.integers(1, 3))):
+            view = viewed(data.draw, cache.tensors[layer], 2)
+            if 0 in view.stride() or view.numel() != len(set(_places(view))):
+                continue  # elements on top of each other
+            write(data.draw, view)
     changed = (cache.memory != torch.arange(float(cache.memory.numel()))).nonzero().flatten()
     assert seen(watch, WRITTEN) == cache.expected(set(changed.tolist()))
 
@@ -336,12 +320,8 @@ def test_other_item_sizes_and_memory_of_all_layers(data: st.DataObject) -> None:
     whole = cache.memory.view(dtype)
     begin = data.draw(st.integers(0, len(whole) - 1))
     end = data.draw(st.integers(begin + 1, len(whole)))
-    watch = CopyWatch(cache.caches, None)
-    watch.start()
-    try:
+    with watching(cache) as watch:
         whole[begin:end].clone()
-    finally:
-        watch.stop()
     first, last = begin * size, end * size
     inside = {n for n in range(cache.memory.numel()) if first <= 4 * n and 4 * n + 4 <= last}
     cut = {n for n in range(cache.memory.numel()) if first < 4 * n + 4 and 4 * n < last} - inside
@@ -387,27 +367,19 @@ def plain(layers: int = 1) -> Cache:
 )
 def test_single_operations(operation: Any, way: str, found: dict[str, Any]) -> None:
     cache = plain()
-    watch = CopyWatch(cache.caches, None)
-    watch.start()
-    try:
+    with watching(cache) as watch:
         operation(cache.tensors["layer.0"])
-    finally:
-        watch.stop()
     assert seen(watch, way) == found
 
 
 def test_k_then_v_is_all_of_a_slot_and_head_after_head_too() -> None:
     cache = Cache("K and V first", 3, 4, 1, [5, 0, 1, 2, 3, 4], 1)
     kv = cache.tensors["layer.0"]
-    watch = CopyWatch(cache.caches, None)
-    watch.start()
-    try:
+    with watching(cache) as watch:
         kv[0, 1].clone()
         kv[1, 1, :3].clone()
         for head in range(HEADS):
             kv[:, 2, 1:3, head].clone()
-    finally:
-        watch.stop()
     assert seen(watch, READ) == {"layer.0": ({4, 5, 6, 9, 10}, {7})}
 
 
@@ -444,8 +416,7 @@ def test_a_view_without_the_one_head_is_the_registered_tensor(
     latents = torch.zeros(6, 1, 4, 8)
     caches = Caches()
     caches.register({"layer.0": latents})
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4), layer_names=["layer.0"])
-    caches.configure(SimpleNamespace(num_blocks=6, kv_cache_groups=[group]), {})
+    caches.configure(kv_cache_config(6, 4, ["layer.0"]), {})
     registered = caches.layout(caches.layers["layer.0"])
     caches.add("layer.0", latents.squeeze(1))
     seen_in_a_hook = caches.layout(caches.layers["layer.0"])
@@ -457,27 +428,19 @@ def test_layers_of_one_memory_are_told_apart_where_they_can_be() -> None:
     """Two layers of different groups on the same bytes: both may be meant, but for the one that was named."""
     cache = plain()
     cache.caches.register({"layer.0": cache.tensors["layer.0"], "other": cache.tensors["layer.0"]})
-    group = [
-        SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4), layer_names=[name])
-        for name in ("layer.0", "other")
-    ]
-    cache.caches.configure(SimpleNamespace(num_blocks=4, kv_cache_groups=group), {})
+    cache.caches.configure(kv_cache_config(4, 4, ["layer.0"], ["other"]), {})
     for named, names in ((None, {"layer.0", "other"}), ("other", {"other"})):
-        watch = CopyWatch(cache.caches, named)
-        watch.start()
-        cache.tensors["layer.0"][1].clone()
-        watch.stop()
+        with watching(cache, named) as watch:
+            cache.tensors["layer.0"][1].clone()
         assert set(seen(watch, READ)) == names
 
 
 def test_runs_are_written_short() -> None:
     cache = plain()
-    watch = CopyWatch(cache.caches, None)
-    watch.start()
     kv = cache.tensors["layer.0"]
-    kv[torch.tensor([1, 2, 0])].clone()
-    kv[3, 2:].clone()
-    kv[3, 0, :1].clone()
-    watch.stop()
+    with watching(cache) as watch:
+        kv[torch.tensor([1, 2, 0])].clone()
+        kv[3, 2:].clone()
+        kv[3, 0, :1].clone()
     ((_, touched),) = watch.touched().items()
     assert touched is not None and touched.text == "0+12,14+2/12+1"

@@ -10,16 +10,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvtrace.agent import ids  # noqa: E402
-from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv import access  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch import records  # noqa: E402
 from kvtrace.agent.watch.operations import READ, CopyWatch  # noqa: E402
 from kvtrace.trace import hooks, rows  # noqa: E402
-from kvtrace.trace.format import Flag, Kind, Role  # noqa: E402
+from kvtrace.trace.format import Flag, Kind  # noqa: E402
 
 from . import fakes  # noqa: E402
+from .fakes import on_worker  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
 
@@ -35,22 +35,19 @@ def pick(connector, kv, slots):
 
 
 def run(caches, *works, how=pick, number=1):
-    connector = fakes.Copying(how)
-    connector = traced(connector, Role.WORKER, "Copying")
+    connector = on_worker(fakes.Copying(how))
     connector.register_kv_caches(caches)
     fakes.step(connector, caches, *works, number=number)
 
 
 def written(trace):
     """[(hook, flags, layer, set, slots, partly, call)] in order."""
-    spool, table = trace.read()
-    found = []
-    for words in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist():
-        row = rows.decode(words)
-        name = spool.names[row.slot_set] if row.slot_set else None
+    names, found = trace.names(), []
+    for row in trace.rows(Kind.SLOTS):
+        name = names[row.slot_set] if row.slot_set else None
         flags = rows.flags(row.head)
         found.append(
-            (hooks.name_of(rows.code(row.head)), flags, spool.names[row.layer], name, row.slots,
+            (hooks.name_of(rows.code(row.head)), flags, names[row.layer], name, row.slots,
              row.partly, row.call)
         )  # fmt: skip
     return found
@@ -66,11 +63,9 @@ def test_a_save_names_its_slots_layer_by_layer_and_a_load_too(trace, caches):
         ("save_kv_layer", Flag.STORE, "layer.0", "5+3,20+2,39+1", 6, 0, first + 1),
         ("save_kv_layer", Flag.STORE, "layer.1", "5+3,20+2,39+1", 6, 0, first + 2),
     ]
-    spool, table = trace.read()
-    sets = [name for name in spool.names.values() if "+" in name]
+    sets = [name for name in trace.names().values() if "+" in name]
     assert len(sets) == len(set(sets)) == 2, "layers share the names of their sets"
-    of_slots = {int(row[1]) for row in table[rows.kind(table[:, 0]) == Kind.SLOTS]}
-    assert of_slots <= {int(row[1]) for row in table[rows.kind(table[:, 0]) == Kind.EFFECT]}, "joined by time"
+    assert {*trace.table(Kind.SLOTS)[:, 1]} <= {*trace.table(Kind.EFFECT)[:, 1]}, "joined by time"
 
 
 @pytest.mark.parametrize(

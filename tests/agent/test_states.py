@@ -12,16 +12,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvtrace.agent.errors.swallowed import THREAD  # noqa: E402
-from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.origin import WorkOrigin  # noqa: E402
 from kvtrace.agent.watch.operations import CopyWatch  # noqa: E402
 from kvtrace.agent.watch.states import STATES  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import hooks, rows  # noqa: E402
-from kvtrace.trace.format import Flag, Kind, Role  # noqa: E402
+from kvtrace.trace.format import Flag, Kind  # noqa: E402
 
 from . import fakes  # noqa: E402
+from .fakes import on_worker  # noqa: E402
 
 BLOCKS, PAGE = 6, 128
 Do = Callable[[Any], Any]
@@ -71,22 +71,18 @@ def caches():
 
 def run(trace, caches, saves: Do = lambda caches: None, loads: Do = lambda caches: None, configured=BLOCKS):
     """[(hook, "read" or "wrote" or "given out" or "end", blocks, part, parts)] of one step."""
-    connector = Keeping(saves, loads)
-    connector = traced(connector, Role.WORKER, "Keeping")
+    connector = on_worker(Keeping(saves, loads))
     connector.register_kv_caches(caches)
-    groups = [SimpleNamespace(layer_names=["a"], kv_cache_spec=SimpleNamespace(block_size=4))]
-    config = SimpleNamespace(num_blocks=configured, kv_cache_groups=groups)
+    config = fakes.kv_cache_config(configured, 4, ["a"])
     CACHES.configure(config, {})
     STATES.configure(config, {}, {"m": "state"})
     fakes.step(connector, {}, fakes.Work(torch.tensor([5])))
-    spool, table = trace.read()
-    found = []
-    for words in table[rows.kind(table[:, 0]) == Kind.STATES].tolist():
-        row = rows.decode(words)
+    names, found = trace.names(), []
+    for row in trace.rows(Kind.STATES):
         ways = {int(Flag.STORE): "read", int(Flag.LOAD): "wrote", 0: "end"}
         way = ways.get(rows.flags(row.head), "given out")
-        assert (row.layer == 0) == (way == "end") and (not row.layer or spool.names[row.layer] == "m")
-        blocks = spool.names[row.blocks] if row.blocks else None
+        assert (row.layer == 0) == (way == "end") and (not row.layer or names[row.layer] == "m")
+        blocks = names[row.blocks] if row.blocks else None
         found.append((hooks.name_of(rows.code(row.head)), way, blocks, row.part, row.parts))
     return found
 
@@ -150,9 +146,8 @@ def test_work_that_began_before_there_were_states_is_seen(trace, caches):
     with torch.inference_mode():
         caches["m"][0][2].clone()
     work.stop()
-    spool, table = trace.read()
-    (row,) = [rows.decode(words) for words in table[rows.kind(table[:, 0]) == Kind.STATES].tolist()]
-    assert spool.names[row.blocks] == "2+1" and (rows.code(row.head), row.part) == (0, 0)
+    (row,) = trace.rows(Kind.STATES)
+    assert trace.names()[row.blocks] == "2+1" and (rows.code(row.head), row.part) == (0, 0)
 
 
 def test_a_taken_address_is_no_read_and_leaves_all_open(trace, caches):

@@ -11,12 +11,12 @@ import pytest
 
 from kvtrace.agent import state
 from kvtrace.agent.errors import swallowed
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.format import Fact
 
 from . import fakes
+from .fakes import on_scheduler, on_worker
 
 LOG = logging.getLogger("nobody.configured.this")
 
@@ -126,8 +126,7 @@ def call(connector, number=1, times=1):
 
 
 def make(how):
-    connector = Careful(how)
-    connector = traced(connector, Role.WORKER, "Careful")
+    connector = on_worker(Careful(how))
     return connector
 
 
@@ -205,8 +204,7 @@ def test_exceptions_of_a_line_in_two_hooks_are_written_for_both(trace):
         def wait_for_save(self):
             return self.how(self)
 
-    connector = Both(quietly)
-    connector = traced(connector, Role.WORKER, "Both")
+    connector = on_worker(Both(quietly))
     for number in range(1, 5):
         AGENT.worker.step = number
         connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(range(4))))
@@ -223,8 +221,7 @@ def test_scheduler_hooks_are_observed_too(trace):
             quietly(self)
             return 0, False
 
-    connector = Lookup()
-    connector = traced(connector, Role.SCHEDULER, "Lookup")
+    connector = on_scheduler(Lookup())
 
     class Request:
         request_id = "r"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Flag, Kind, Role
-from kvtrace.trace.rows import flags, kind, role
+from kvtrace.trace.rows import flags, role
 
 from . import fakes
+from .fakes import on_scheduler, on_worker
 
 
 class Async(fakes.KVConnectorBase_V1):
@@ -30,16 +30,14 @@ class Async(fakes.KVConnectorBase_V1):
 
 
 def rows_of(trace, wanted):
-    spool, rows = trace.read()
-    rows = rows[kind(rows[:, 0]) == wanted]
     return [
-        (int(role(row[:1])[0]), int(flags(row[:1])[0]), spool.names[row[2]], row[3], row[4]) for row in rows
+        (role(row[0]), flags(row[0]), trace.names()[row[2]], row[3], row[4])
+        for row in trace.table(wanted).tolist()
     ]
 
 
 def test_a_request_whose_blocks_are_kept_opens_a_transfer(trace):
-    connector = Async()
-    connector = traced(connector, Role.SCHEDULER, "Async")
+    connector = on_scheduler(Async())
     AGENT.scheduler.step = 3
     for req_id in ("kept", "freed"):
         connector.request_finished(SimpleNamespace(request_id=req_id), [1, 2])
@@ -47,8 +45,7 @@ def test_a_request_whose_blocks_are_kept_opens_a_transfer(trace):
 
 
 def test_workers_report_ends_once_and_forget_the_names(trace):
-    connector = Async()
-    connector = traced(connector, Role.WORKER, "Async")
+    connector = on_worker(Async())
     AGENT.worker.step = 4
     connector.get_transfer_results(set())
     assert sorted(rows_of(trace, Kind.DONE)) == [
@@ -60,8 +57,7 @@ def test_workers_report_ends_once_and_forget_the_names(trace):
 
 
 def test_the_scheduler_keeps_the_names_of_live_requests(trace):
-    connector = Async()
-    connector = traced(connector, Role.SCHEDULER, "Async")
+    connector = on_scheduler(Async())
     AGENT.scheduler.step = 5
     live = AGENT.request_id("loaded")
     connector.update_connector_output(SimpleNamespace(finished_sending={"kept"}, finished_recving={"loaded"}))

@@ -83,6 +83,29 @@ def facts_with(
     return Facts(given.pop("command", COMMAND), steps={**whole, **(steps or {})}, **given)
 
 
+def of_class(**fields: Any) -> Facts:
+    """The same with these fields of the class; ``steps``: those that end otherwise."""
+    steps = fields.pop("steps", None)
+    return facts_with(classes=(replace(CLASS, **fields),), steps=steps)
+
+
+def of_engine(**fields: Any) -> Facts:
+    return facts_with(engine=replace(ENGINE, **fields))
+
+
+def of_python(**fields: Any) -> Facts:
+    others = {name: fields.pop(name) for name in ("steps", "command") if name in fields}
+    return facts_with(python=replace(PYTHON, **fields), **others)
+
+
+def of_command(**fields: Any) -> Facts:
+    return facts_with(command=replace(COMMAND, **fields))
+
+
+def when(step: str, ended: Step) -> Facts:
+    return facts_with(steps={step: ended})
+
+
 Check = Callable[[Facts], Iterator[Line]]
 
 
@@ -100,11 +123,11 @@ def test_a_healthy_run_is_all_ok() -> None:
 
 def test_what_is_known_of_units_windows_and_keys_is_said() -> None:
     own = Rounding("mine.kv:7", "unit", 64)
-    (line,) = class_checks.smallest(facts_with(classes=(replace(CLASS, rounds=(own,)),)))
+    (line,) = class_checks.smallest(of_class(rounds=(own,)))
     assert line.level is OK and "multiples of 64 (its key 'unit') at mine.kv:7: where these are" in line.text
     assert line.text.endswith("nothing of prompts below 64 tokens is stored")
     blocks = (Rounding("mine.kv:7", BLOCK), Rounding("b:1", BLOCK))
-    (line,) = class_checks.smallest(facts_with(classes=(replace(CLASS, rounds=blocks),)))
+    (line,) = class_checks.smallest(of_class(rounds=blocks))
     assert line.level is OK and "multiples of 16 (the block size) at mine.kv:7, b:1:" in line.text
     (line,) = checks.blocks(facts_with(engine=WINDOWS))
     assert (
@@ -115,7 +138,7 @@ def test_what_is_known_of_units_windows_and_keys_is_said() -> None:
         facts_with(classes=(MULTI,), keys=(ExtraKeys(("connectors",), False),))
     )
     assert line.level is OK
-    (line,) = checks.store(facts_with(command=replace(COMMAND, words=(), kind="")))
+    (line,) = checks.store(of_command(words=(), kind=""))
     assert line.level is NOT_KNOWN and "shows with the command" in line.text
 
 
@@ -125,247 +148,178 @@ def without(*names: str) -> dict[str, Step]:
 
 RAISED, HUNG = Step("raised", error="ValueError: no"), Step("hung", where="/mine/kv.py:7")
 DIED = Step("died", error="signal SIGSEGV")
-Case = tuple[Check, Facts, Level, str]
-CASES: dict[str, Case] = {
-    "no certain Python": (
-        checks.python,
-        facts_with(command=replace(COMMAND, python=None)),
-        NOT_KNOWN,
-        "/bin/vllm",
-    ),
-    "Python does not start": (checks.python, facts_with(steps={facts.PYTHON: DIED}), WARNING, "SIGSEGV"),
-    "Python is too old": (
-        checks.python,
-        facts_with(python=replace(PYTHON, version="3.9.2")),
-        PROBLEM,
-        "3.10",
-    ),
-    "vLLM is not there": (
-        checks.versions,
-        facts_with(python=replace(PYTHON, vllm=None, folder=None), steps={facts.IMPORT: RAISED}),
-        PROBLEM,
-        "no vLLM",
-    ),
-    "vLLM is not in kvtrace's Python": (
-        checks.versions,
-        facts_with(
-            python=replace(PYTHON, vllm=None, folder=None),
-            steps={facts.IMPORT: RAISED},
-            command=replace(COMMAND, kind="", words=()),
+CASES: dict[Check, dict[str, tuple[Facts, Level, str]]] = {
+    checks.python: {
+        "no certain Python": (of_command(python=None), NOT_KNOWN, "/bin/vllm"),
+        "Python does not start": (when(facts.PYTHON, DIED), WARNING, "SIGSEGV"),
+        "Python is too old": (of_python(version="3.9.2"), PROBLEM, "3.10"),
+    },
+    checks.versions: {
+        "vLLM is not there": (
+            of_python(vllm=None, folder=None, steps={facts.IMPORT: RAISED}),
+            PROBLEM,
+            "no vLLM",
         ),
-        NOT_KNOWN,
-        "no vLLM",
-    ),
-    "vLLM raises at import": (checks.versions, facts_with(steps={facts.IMPORT: RAISED}), PROBLEM, "no"),
-    "vLLM's import takes long": (checks.versions, facts_with(steps={facts.IMPORT: HUNG}), NOT_KNOWN, "long"),
-    "vLLM is newer": (checks.versions, facts_with(python=replace(PYTHON, vllm="9.0.0")), WARNING, "9.0.0"),
-    "vLLM is older": (checks.versions, facts_with(python=replace(PYTHON, vllm="0.7.0")), WARNING, "0.7.0"),
-    "vLLM has no number": (checks.versions, facts_with(python=replace(PYTHON, vllm="dev")), NOT_KNOWN, "dev"),
-    "a target is missing": (
-        checks.targets,
-        facts_with(targets=(Target("scheduler", True, ("no Scheduler",), True),)),
-        WARNING,
-        "no Scheduler",
-    ),
-    "a name is missing": (
-        checks.targets,
-        facts_with(targets=(Target("request", True, ("no x",), False),)),
-        WARNING,
-        "request",
-    ),
-    "no sources": (checks.targets, facts_with(targets=None), NOT_KNOWN, "sources"),
-    "python -I": (checks.way_in, facts_with(command=replace(COMMAND, isolated=True)), WARNING, "-I"),
-    "a plugin raises": (checks.way_in, facts_with(steps={facts.PLUGINS: RAISED}), WARNING, "ValueError"),
-    "a script": (
-        checks.command,
-        facts_with(command=replace(COMMAND, kind="", words=("python", "x.py"))),
-        NOT_KNOWN,
-        "only when it runs",
-    ),
-    "refused": (checks.command, facts_with(parsed=Parsed(refused="unrecognized --nope")), PROBLEM, "--nope"),
-    "no parser": (checks.command, facts_with(steps={facts.PARSE: RAISED}), NOT_KNOWN, "words alone"),
-    "vLLM refuses": (checks.configuration, facts_with(steps={facts.ENGINE: RAISED}), WARNING, "ValueError"),
-    "a download": (checks.configuration, facts_with(steps={facts.ENGINE: HUNG}), NOT_KNOWN, "too long"),
-    "configuration crashes": (
-        checks.configuration,
-        facts_with(steps={facts.ENGINE: DIED}),
-        WARNING,
-        "SIGSEGV",
-    ),
-    "several groups": (
-        checks.blocks,
-        facts_with(engine=replace(ENGINE, several_groups=True)),
-        NOT_KNOWN,
-        "several kinds",
-    ),
-    "a state, and a connector of one group": (
-        checks.blocks,
-        facts_with(engine=replace(HYBRID, one_group=True)),
-        PROBLEM,
-        "refuses to start",
-    ),
-    "a state, its blocks not known": (
-        checks.blocks,
-        facts_with(engine=replace(HYBRID, attention_block=None)),
-        NOT_KNOWN,
-        "several kinds",
-    ),
-    "an encoder with a decoder": (
-        checks.blocks,
-        facts_with(engine=replace(HYBRID, states=False, encoder=True)),
-        PROBLEM,
-        "encoder with a decoder",
-    ),
-    "no block size": (checks.blocks, facts_with(steps={facts.ENGINE: RAISED}), NOT_KNOWN, "engine starts"),
-    "import hangs": (class_checks.found_class, facts_with(steps={facts.CONNECTOR: HUNG}), WARNING, "kv.py:7"),
-    "import crashes": (
-        class_checks.found_class,
-        facts_with(steps={facts.CONNECTOR: DIED}),
-        PROBLEM,
-        "SIGSEGV",
-    ),
-    "look fails": (
-        class_checks.found_class,
-        facts_with(steps={facts.CONNECTOR: RAISED}),
-        NOT_KNOWN,
-        "failed",
-    ),
-    "none configured": (class_checks.found_class, facts_with(classes=()), WARNING, "no KV connector"),
-    "import raises": (
-        class_checks.found_class,
-        facts_with(classes=(Class("Mine", "ImportError: x", "/mine/kv.py:3"),)),
-        PROBLEM,
-        "/mine/kv.py:3",
-    ),
-    "another base": (
-        class_checks.found_class,
-        facts_with(classes=(replace(CLASS, based=False),)),
-        PROBLEM,
-        "KVConnectorBase",
-    ),
-    "another class of that name": (
-        class_checks.found_class,
-        facts_with(classes=(replace(CLASS, resolves=False),)),
-        WARNING,
-        "mine.kv.Mine",
-    ),
-    "abstract": (
-        class_checks.whole,
-        facts_with(classes=(replace(CLASS, abstract=("wait_for_save",)),)),
-        PROBLEM,
-        "wait_for_save",
-    ),
-    "old parameters": (
-        class_checks.overridden,
-        facts_with(classes=(replace(CLASS, signatures=(Signature("f", ("a", "b"), ("a",), False),)),)),
-        PROBLEM,
-        "Mine.f(a)",
-    ),
-    "a parameter means something else": (
-        class_checks.overridden,
-        facts_with(
-            classes=(
-                replace(
-                    CLASS,
-                    signatures=(
-                        Signature(
-                            "handle_preemptions", ("kv_connector_metadata",), ("preempted_req_ids",), True
-                        ),
-                    ),
-                ),
-            )
+        "vLLM is not in kvtrace's Python": (
+            of_python(
+                vllm=None,
+                folder=None,
+                steps={facts.IMPORT: RAISED},
+                command=replace(COMMAND, kind="", words=()),
+            ),
+            NOT_KNOWN,
+            "no vLLM",
         ),
-        WARNING,
-        "0.19.1",
-    ),
-    "named like a hook": (
-        class_checks.overridden,
-        facts_with(classes=(replace(CLASS, like=(("wait_for_saves", "wait_for_save"),)),)),
-        WARNING,
-        "wait_for_saves",
-    ),
-    "full graphs": (
-        class_checks.graphs,
-        facts_with(engine=replace(ENGINE, graph_mode="FULL_AND_PIECEWISE")),
-        WARNING,
-        "Mine.save_kv_layer",
-    ),
-    "rounds to the batch": (
-        class_checks.smallest,
-        facts_with(classes=(replace(CLASS, rounds=(Rounding("mine.kv:7", BATCHED),)),)),
-        WARNING,
-        "at mine.kv:7: where these are a prompt's, nothing of prompts below 8192 tokens",
-    ),
-    "rounds to a batch that is not known": (
-        class_checks.smallest,
-        facts_with(
-            classes=(replace(CLASS, rounds=(Rounding("mine.kv:7", BATCHED),)),), steps={facts.ENGINE: RAISED}
+        "vLLM raises at import": (when(facts.IMPORT, RAISED), PROBLEM, "no"),
+        "vLLM's import takes long": (when(facts.IMPORT, HUNG), NOT_KNOWN, "long"),
+        "vLLM is newer": (of_python(vllm="9.0.0"), WARNING, "9.0.0"),
+        "vLLM is older": (of_python(vllm="0.7.0"), WARNING, "0.7.0"),
+        "vLLM has no number": (of_python(vllm="dev"), NOT_KNOWN, "dev"),
+    },
+    checks.targets: {
+        "a target is missing": (
+            facts_with(targets=(Target("scheduler", True, ("no Scheduler",), True),)),
+            WARNING,
+            "no Scheduler",
         ),
-        NOT_KNOWN,
-        "mine.kv:7",
-    ),
-    "rounds to blocks of a size that is not known": (
-        class_checks.smallest,
-        facts_with(
-            classes=(replace(CLASS, rounds=(Rounding("mine.kv:7", BLOCK),)),), steps={facts.ENGINE: RAISED}
+        "a name is missing": (
+            facts_with(targets=(Target("request", True, ("no x",), False),)),
+            WARNING,
+            "request",
         ),
-        NOT_KNOWN,
-        "whole blocks at mine.kv:7",
-    ),
-    "rounds to two units": (
-        class_checks.smallest,
-        facts_with(
-            classes=(replace(CLASS, rounds=(Rounding("mine.kv:7", "unit", 64), Rounding("b:1", "", 32))),)
+        "no sources": (facts_with(targets=None), NOT_KNOWN, "sources"),
+    },
+    checks.way_in: {
+        "python -I": (of_command(isolated=True), WARNING, "-I"),
+        "a plugin raises": (when(facts.PLUGINS, RAISED), WARNING, "ValueError"),
+    },
+    checks.command: {
+        "a script": (of_command(kind="", words=("python", "x.py")), NOT_KNOWN, "only when it runs"),
+        "refused": (facts_with(parsed=Parsed(refused="unrecognized --nope")), PROBLEM, "--nope"),
+        "no parser": (when(facts.PARSE, RAISED), NOT_KNOWN, "words alone"),
+    },
+    checks.configuration: {
+        "vLLM refuses": (when(facts.ENGINE, RAISED), WARNING, "ValueError"),
+        "a download": (when(facts.ENGINE, HUNG), NOT_KNOWN, "too long"),
+        "configuration crashes": (when(facts.ENGINE, DIED), WARNING, "SIGSEGV"),
+    },
+    checks.blocks: {
+        "several groups": (of_engine(several_groups=True), NOT_KNOWN, "several kinds"),
+        "a state, and a connector of one group": (
+            facts_with(engine=replace(HYBRID, one_group=True)),
+            PROBLEM,
+            "refuses to start",
         ),
-        NOT_KNOWN,
-        "shows only in a run",
-    ),
-    "a key that a MultiConnector does not know": (
-        class_checks.config_keys,
-        facts_with(classes=(MULTI,), keys=(ExtraKeys(("connectors", "path"), False),)),
-        WARNING,
-        "never asks for the key 'path'",
-    ),
-    "work of single layers, without a command": (
-        class_checks.graphs,
-        facts_with(steps={facts.ENGINE: Step("done")}, command=replace(COMMAND, words=(), kind="")),
-        NOT_KNOWN,
-        "graphs may leave out Mine.save_kv_layer",
-    ),
-    "windows, and heads of several sizes": (
-        checks.blocks,
-        facts_with(engine=replace(WINDOWS, same_size=False)),
-        NOT_KNOWN,
-        "groups may have blocks of other sizes",
-    ),
-    "no graph mode": (
-        class_checks.graphs,
-        facts_with(steps={facts.ENGINE: RAISED}),
-        NOT_KNOWN,
-        "engine starts",
-    ),
-    "an unread key": (
-        class_checks.config_keys,
-        facts_with(keys=(ExtraKeys(("rot",), True, ("rot",), ("root",)),)),
-        WARNING,
-        "'rot'",
-    ),
-    "keys unknown": (
-        class_checks.config_keys,
-        facts_with(keys=(ExtraKeys(("root",), False),)),
-        NOT_KNOWN,
-        "source",
-    ),
-    "py-spy is missing": (place_checks.stuck, facts_with(spy=MISSING), WARNING, "not installed"),
-    "py-spy is forbidden": (place_checks.stuck, facts_with(spy=FORBIDDEN), WARNING, "may not look"),
-    "py-spy says something else": (place_checks.stuck, facts_with(spy="py-spy: odd"), NOT_KNOWN, "odd"),
-    "py-spy gave no answer": (place_checks.stuck, facts_with(spy=None), NOT_KNOWN, "whether"),
+        "a state, its blocks not known": (
+            facts_with(engine=replace(HYBRID, attention_block=None)),
+            NOT_KNOWN,
+            "several kinds",
+        ),
+        "an encoder with a decoder": (
+            facts_with(engine=replace(HYBRID, states=False, encoder=True)),
+            PROBLEM,
+            "encoder with a decoder",
+        ),
+        "no block size": (when(facts.ENGINE, RAISED), NOT_KNOWN, "engine starts"),
+        "windows, and heads of several sizes": (
+            facts_with(engine=replace(WINDOWS, same_size=False)),
+            NOT_KNOWN,
+            "groups may have blocks of other sizes",
+        ),
+    },
+    class_checks.found_class: {
+        "import hangs": (when(facts.CONNECTOR, HUNG), WARNING, "kv.py:7"),
+        "import crashes": (when(facts.CONNECTOR, DIED), PROBLEM, "SIGSEGV"),
+        "look fails": (when(facts.CONNECTOR, RAISED), NOT_KNOWN, "failed"),
+        "none configured": (facts_with(classes=()), WARNING, "no KV connector"),
+        "import raises": (
+            facts_with(classes=(Class("Mine", "ImportError: x", "/mine/kv.py:3"),)),
+            PROBLEM,
+            "/mine/kv.py:3",
+        ),
+        "another base": (of_class(based=False), PROBLEM, "KVConnectorBase"),
+        "another class of that name": (of_class(resolves=False), WARNING, "mine.kv.Mine"),
+    },
+    class_checks.whole: {
+        "abstract": (of_class(abstract=("wait_for_save",)), PROBLEM, "wait_for_save"),
+    },
+    class_checks.overridden: {
+        "old parameters": (
+            of_class(signatures=(Signature("f", ("a", "b"), ("a",), False),)),
+            PROBLEM,
+            "Mine.f(a)",
+        ),
+        "a parameter means something else": (
+            of_class(
+                signatures=(
+                    Signature("handle_preemptions", ("kv_connector_metadata",), ("preempted_req_ids",), True),
+                )
+            ),
+            WARNING,
+            "0.19.1",
+        ),
+        "named like a hook": (
+            of_class(like=(("wait_for_saves", "wait_for_save"),)),
+            WARNING,
+            "wait_for_saves",
+        ),
+    },
+    class_checks.graphs: {
+        "full graphs": (of_engine(graph_mode="FULL_AND_PIECEWISE"), WARNING, "Mine.save_kv_layer"),
+        "work of single layers, without a command": (
+            facts_with(steps={facts.ENGINE: Step("done")}, command=replace(COMMAND, words=(), kind="")),
+            NOT_KNOWN,
+            "graphs may leave out Mine.save_kv_layer",
+        ),
+        "no graph mode": (when(facts.ENGINE, RAISED), NOT_KNOWN, "engine starts"),
+    },
+    class_checks.smallest: {
+        "rounds to the batch": (
+            of_class(rounds=(Rounding("mine.kv:7", BATCHED),)),
+            WARNING,
+            "at mine.kv:7: where these are a prompt's, nothing of prompts below 8192 tokens",
+        ),
+        "rounds to a batch that is not known": (
+            of_class(rounds=(Rounding("mine.kv:7", BATCHED),), steps={facts.ENGINE: RAISED}),
+            NOT_KNOWN,
+            "mine.kv:7",
+        ),
+        "rounds to blocks of a size that is not known": (
+            of_class(rounds=(Rounding("mine.kv:7", BLOCK),), steps={facts.ENGINE: RAISED}),
+            NOT_KNOWN,
+            "whole blocks at mine.kv:7",
+        ),
+        "rounds to two units": (
+            of_class(rounds=(Rounding("mine.kv:7", "unit", 64), Rounding("b:1", "", 32))),
+            NOT_KNOWN,
+            "shows only in a run",
+        ),
+    },
+    class_checks.config_keys: {
+        "a key that a MultiConnector does not know": (
+            facts_with(classes=(MULTI,), keys=(ExtraKeys(("connectors", "path"), False),)),
+            WARNING,
+            "never asks for the key 'path'",
+        ),
+        "an unread key": (
+            facts_with(keys=(ExtraKeys(("rot",), True, ("rot",), ("root",)),)),
+            WARNING,
+            "'rot'",
+        ),
+        "keys unknown": (facts_with(keys=(ExtraKeys(("root",), False),)), NOT_KNOWN, "source"),
+    },
+    place_checks.stuck: {
+        "py-spy is missing": (facts_with(spy=MISSING), WARNING, "not installed"),
+        "py-spy is forbidden": (facts_with(spy=FORBIDDEN), WARNING, "may not look"),
+        "py-spy says something else": (facts_with(spy="py-spy: odd"), NOT_KNOWN, "odd"),
+        "py-spy gave no answer": (facts_with(spy=None), NOT_KNOWN, "whether"),
+    },
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_is_not_as_it_should_be_has_its_line(case: str) -> None:
-    check, found, level, text = CASES[case]
+@pytest.mark.parametrize(("check", "case"), [(check, case) for check in CASES for case in CASES[check]])
+def test_what_is_not_as_it_should_be_has_its_line(check: Check, case: str) -> None:
+    found, level, text = CASES[check][case]
     lines = [line for line in check(found) if line.level is not OK]
     assert [line.level for line in lines] == [level]
     assert text in lines[0].text
@@ -399,7 +353,7 @@ def test_full_graphs_lose_nothing_without_work_in_layers() -> None:
 
 
 def test_plugins_that_are_kept_out_are_named() -> None:
-    (line,) = checks.way_in(facts_with(command=replace(COMMAND, environ={"VLLM_PLUGINS": "mine"})))
+    (line,) = checks.way_in(of_command(environ={"VLLM_PLUGINS": "mine"}))
     assert line.level is OK and "kvtrace run adds kvtrace" in line.text and "keeps out other" in line.text
 
 
@@ -423,7 +377,7 @@ def test_blocks_beside_states_are_those_of_attention_layers() -> None:
 
 
 def test_without_the_hybrid_manager_layers_are_one_group() -> None:
-    (line,) = checks.blocks(facts_with(engine=replace(ENGINE, several_groups=True, one_group=True)))
+    (line,) = checks.blocks(of_engine(several_groups=True, one_group=True))
     assert line.level is OK and "16 tokens a block: all layers are in one KV cache group" in line.text
 
 

@@ -137,21 +137,14 @@ def test_hooks_are_held_against_the_installed_base_class(vllm: Path) -> None:
     classes = "".join(
         f"class C{at}(Mine):\n    def {text}: return print()\n" for at, (text, _) in enumerate(HOOKS)
     )
-    extra = {
-        "connectors": [{"kv_connector": f"C{at}", "kv_connector_module_path": "mine"} for at in range(8)]
-    }
+    source = f"{WHOLE}{classes}\nclass MultiConnector(Mine): pass\nMine = MultiConnector\n"
+    names = [f"C{at}" for at in range(len(HOOKS))]
     seen: list[Level] = []
-    for start in (0, 8):
-        rest = extra["connectors"][: len(HOOKS) - start]
-        for at, one in enumerate(rest):
-            one["kv_connector"] = f"C{start + at}"
-        source = f"{WHOLE}{classes}\nclass MultiConnector(Mine): pass\nMine = MultiConnector\n"
-        found = look(vllm, source, connectors=rest)
-        for name in (one["kv_connector"] for one in rest):
-            own = [
-                line for line in lines(found, "hooks") if f"{name}." in line.text or f"{name} " in line.text
-            ]
-            seen += [line.level for line in own]
+    for part in (names[:8], names[8:]):
+        connectors = [{"kv_connector": name, "kv_connector_module_path": "mine"} for name in part]
+        told = lines(look(vllm, source, connectors=connectors), "hooks")
+        for name in part:
+            seen += [one.level for one in told if f"{name}." in one.text or f"{name} " in one.text]
     assert seen == [level for _, level in HOOKS]
 
 
@@ -195,24 +188,24 @@ def test_an_abstract_method_that_is_missing(vllm: Path) -> None:
     assert line.level is Level.PROBLEM and "wait_for_save" in line.text
 
 
+EACH = WHOLE.replace('self.root = self.extra["root"]', "for key in self.extra: print(key)")
 KEYS: list[tuple[str, dict[str, Any], list[Level]]] = [
     (WHOLE, {"root": "/tmp", "rooot": 1}, [Level.WARNING]),
     (WHOLE, {"root": "/tmp"}, [Level.OK]),
-    (WHOLE.replace('["root"]', "").replace("self.root", "for key in"), {"x": 1}, [Level.NOT_KNOWN]),
+    (EACH, {"x": 1}, [Level.NOT_KNOWN]),
     (WHOLE + "import helper\n", {"root": "/tmp", "deep": 1}, [Level.OK]),
     (WHOLE + "    def later(self):\n        import helper\n", {"root": "/tmp", "deep": 1}, [Level.OK]),
     (WHOLE + "import importlib\nimportlib.import_module('json')\n", {"deep": 1}, [Level.NOT_KNOWN]),
 ]
 
 
-@pytest.mark.parametrize("case", range(len(KEYS)))
-def test_keys_that_nothing_asks_for(vllm: Path, case: int) -> None:
-    source, extra, expected = KEYS[case]
+@pytest.mark.parametrize(("source", "extra", "expected"), KEYS, ids=range(len(KEYS)))
+def test_keys_that_nothing_asks_for(
+    vllm: Path, source: str, extra: dict[str, Any], expected: list[Level]
+) -> None:
     (vllm / "helper.py").write_text(
         "def at(c):\n    return c.kv_transfer_config.get_from_extra_config('deep', 1)\n"
     )
-    if "for key in" in source:
-        source = source.replace("for key in = self.extra", "for key in self.extra: print(key)")
     assert [line.level for line in lines(look(vllm, source, **extra), "config")] == expected
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm import LLM, SamplingParams
+from small_engine import start
+from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
 BLOCK = 32
@@ -145,19 +146,8 @@ def main() -> None:
     model, answers = sys.argv[1:3]
     copied = {}
     for cls in (InThread, InExecutor, InLoop):
-        engine = LLM(
-            model=model,
-            enforce_eager=True,
-            max_model_len=256,
-            max_num_batched_tokens=256,
-            block_size=BLOCK,
-            enable_prefix_caching=False,
-            kv_transfer_config={
-                "kv_connector": cls.__name__,
-                "kv_connector_module_path": "background",
-                "kv_role": "kv_both",
-            },
-        )
+        limits = {"max_model_len": 256, "max_num_batched_tokens": 256}
+        engine = start(model, cls.__name__, "background", enable_prefix_caching=False, **limits)
         rng = random.Random(1)
         params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         for length in (64, 96, 128):

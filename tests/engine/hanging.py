@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hanging_ways import WAYS
-from vllm import LLM, SamplingParams
+from small_engine import start
+from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 
 
@@ -105,18 +106,9 @@ class Hanging(KVConnectorBase_V1):
 
 def main() -> None:
     model, folder = sys.argv[1:3]
-    engine = LLM(
-        model=model,
-        enforce_eager=True,
-        max_model_len=256,
-        max_num_batched_tokens=256,
-        block_size=32,
-        kv_transfer_config={
-            "kv_connector": "Hanging",
-            "kv_connector_module_path": "hanging",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"folder": folder},
-        },
+    transfer = {"kv_connector_extra_config": {"folder": folder}}
+    engine = start(
+        model, "Hanging", "hanging", transfer=transfer, max_model_len=256, max_num_batched_tokens=256
     )
     rng = random.Random(1)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)

@@ -8,25 +8,17 @@ import random
 import signal
 import sys
 
-from vllm import LLM, SamplingParams
+from small_engine import start, storing
+from vllm import SamplingParams
 
 SECRET = "planted-S3cr3t"
 
 
 def main() -> int:
     model, store = sys.argv[1:3]
-    engine = LLM(
-        model=model,
-        enforce_eager=True,
-        max_model_len=1024,
-        max_num_batched_tokens=256,
-        block_size=32,
-        kv_transfer_config={
-            "kv_connector": "Curious",
-            "kv_connector_module_path": "curious",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": store, "store": {"creds": SECRET}},
-        },
+    transfer = storing(store, store={"creds": SECRET})
+    engine = start(
+        model, "Curious", "curious", transfer=transfer, max_model_len=1024, max_num_batched_tokens=256
     )
     rng = random.Random(1)
     prompts = [[rng.randrange(10, 500) for _ in range(length)] for length in (200, 20, 25, 600, 97)]

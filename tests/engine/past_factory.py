@@ -3,7 +3,8 @@
 import sys
 from typing import Any
 
-from vllm import LLM, SamplingParams
+from small_engine import start, storing
+from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
@@ -19,17 +20,7 @@ def create(config: Any, role: Any, kv_cache_config: Any) -> Any:
 def main() -> None:
     model, store = sys.argv[1:]
     KVConnectorFactory.create_connector = create  # type: ignore[method-assign]
-    engine = LLM(
-        model=model,
-        enforce_eager=True,
-        max_model_len=512,
-        block_size=32,
-        kv_transfer_config={
-            "kv_connector": "ExampleConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": store},
-        },
-    )
+    engine = start(model, "ExampleConnector", transfer=storing(store), max_model_len=512)
     prompt = {"prompt_token_ids": list(range(10, 138))}
     engine.generate([prompt], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
 

@@ -9,28 +9,17 @@ of stdout: ANSWER and the kv_transfer_params that came back. It ends where stdin
 import json
 import sys
 
-from vllm import LLM, SamplingParams
+from small_engine import start, storing
+from vllm import SamplingParams
 
 ANSWER = "prefill_decode: "
 
 
 def main() -> None:
     role, model, store = sys.argv[1:]
-    engine = LLM(
-        model=model,
-        enforce_eager=True,
-        max_model_len=1024,
-        max_num_batched_tokens=1024,
-        block_size=32,
-        enable_prefix_caching=False,
-        kv_transfer_config={
-            "kv_connector": "HandsOver",
-            "kv_connector_module_path": "hands_over",
-            "kv_role": role,
-            "engine_id": f"engine of {role}",
-            "kv_connector_extra_config": {"shared_storage_path": store},
-        },
-    )
+    transfer = {**storing(store), "kv_role": role, "engine_id": f"engine of {role}"}
+    limits = {"max_model_len": 1024, "max_num_batched_tokens": 1024}
+    engine = start(model, "HandsOver", "hands_over", transfer=transfer, enable_prefix_caching=False, **limits)
     for line in sys.stdin:
         asked = json.loads(line)
         sampling = SamplingParams(

@@ -7,24 +7,16 @@ import sys
 import weakref
 from pathlib import Path
 
-from vllm import LLM, SamplingParams
+from small_engine import start, storing
+from vllm import SamplingParams
 
 
 def main() -> None:
     model, folder = sys.argv[1], Path(sys.argv[2])
     folder.mkdir(parents=True)
-    engine = LLM(
-        model=model,
-        enforce_eager=True,
-        max_model_len=512,
-        max_num_batched_tokens=256,
-        block_size=32,
-        kv_transfer_config={
-            "kv_connector": "Probing",
-            "kv_connector_module_path": "probing",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": str(folder / "store")},
-        },
+    transfer = storing(folder / "store")
+    engine = start(
+        model, "Probing", "probing", transfer=transfer, max_model_len=512, max_num_batched_tokens=256
     )
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     for prompt in (list(range(10, 110)), list(range(200, 240)), list(range(10, 110))):

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 
-from vllm import LLM, SamplingParams
+from small_engine import start, storing
+from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
 SAYS = json.loads(os.environ["SAYS"])
@@ -45,20 +46,9 @@ class Secretive(ExampleConnector):
 
 def main() -> None:
     model, store, config = sys.argv[1:4]
-    engine = LLM(
-        model=model,
-        enforce_eager=True,
-        max_model_len=512,
-        block_size=32,
-        hf_token="enginehorse",
-        additional_config={"access": "enginefoal"},
-        kv_transfer_config={
-            "kv_connector": "Secretive",
-            "kv_connector_module_path": "secretive",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": store, **json.loads(config)},
-        },
-    )
+    secrets = {"hf_token": "enginehorse", "additional_config": {"access": "enginefoal"}}
+    transfer = storing(store, **json.loads(config))
+    engine = start(model, "Secretive", "secretive", transfer=transfer, max_model_len=512, **secrets)
     # another program of the run: its command line is seen from outside
     child = subprocess.Popen(["bash", "-c", f"TOKEN=childhorse sleep 3 {os.environ['CHILD']}; true"])
     prompt = {"prompt_token_ids": list(range(10, 200))}

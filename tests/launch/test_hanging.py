@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import RUN, Clocked, Look, until
 
 from kvtrace.launch import hanging
 from kvtrace.launch.hanging import FrontWatch
@@ -29,14 +29,14 @@ WAITS = Frame("select", "/usr/lib/python3.11/selectors.py", 468)
 LOOP = Frame("run_forever", "/usr/lib/python3.11/asyncio/base_events.py", 608)
 
 
-class Scene:
-    """A server of three processes and a clock."""
+class Scene(Clocked):
+    """A server of three processes."""
 
     def __init__(
         self, folder: Path, after: float = 30.0, front: list[str] = FRONT, core: str = "VLLM::EngineCore"
     ) -> None:
         (folder / "spool").mkdir()
-        self.now, self.error, self.notes, self.looked = 0.0, "", list[str](), list[int]()
+        self.error, self.notes, self.looked = "", list[str](), list[int]()
         self.front, self.core = Process(10, 1, 0, list(front)), Process(11, 10, 0, [core])
         self.worker = Process(12, 11, 0, ["VLLM::Worker_TP0"])
         self.processes = [self.front, self.core, self.worker]
@@ -48,23 +48,7 @@ class Scene:
         self.looked.append(pid)
         if self.error:
             raise SpyError(self.error)
-
-        class Look(Spy):
-            def __init__(self) -> None:
-                pass
-
-            def threads(self) -> tuple[Thread, ...]:
-                return Thread("other", False, ()), Thread("MainThread", False, (WAITS, LOOP))
-
-            def stop(self) -> None:
-                pass
-
-        return Look()
-
-    def passes(self, seconds: float) -> None:
-        for _ in range(round(seconds * 2)):
-            self.now += 0.5
-            self.watch.tick()
+        return Look(Thread("other", False, ()), Thread("MainThread", False, (WAITS, LOOP)))
 
 
 def test_a_front_whose_engine_core_is_gone_is_said_once(
@@ -172,14 +156,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_killed_front_leaves_its_workers_in_run_json(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "kvtrace", "run", "-o", str(run), "--", sys.executable, "-c", SERVES]
+    command = [*RUN, "-o", str(run), "--", sys.executable, "-c", SERVES]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         worker = int(process.stdout.readline())
         try:
-            _until(lambda: worker in [row["pid"] for row in _run(run)["processes"]])
+            until(lambda: worker in [row["pid"] for row in _run(run)["processes"]])
             process.stdin.write("\n")
             process.stdin.close()
             assert process.wait() == 128 + signal.SIGKILL
@@ -208,24 +192,13 @@ def test_run_says_what_to_end_where_vllms_front_hangs(tmp_path: Path) -> None:
     run, vllm = tmp_path / "run", tmp_path / "vllm"
     vllm.write_text(HANGS)
     options = ["-o", str(run), "--stuck-after", "1"]
-    command = [
-        sys.executable,
-        "-m",
-        "kvtrace",
-        "run",
-        *options,
-        "--",
-        sys.executable,
-        str(vllm),
-        "serve",
-        "m",
-    ]
+    command = [*RUN, *options, "--", sys.executable, str(vllm), "serve", "m"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stderr is not None
-        _until(lambda: _cores(run))
+        until(lambda: _cores(run))
         process.stdin.write("\n")
         process.stdin.flush()
-        _until(lambda: _run(run).get("notes"))
+        until(lambda: _run(run).get("notes"))
         assert process.poll() is None, "it waits as long as its command, as it would untraced"
         process.stdin.close()
         assert process.wait() == 5
@@ -242,10 +215,3 @@ def _run(run: Path) -> dict[str, Any]:
 
 def _cores(run: Path) -> list[dict[str, Any]]:
     return [row for row in _run(run).get("processes", ()) if "EngineCore" in row["name"]]
-
-
-def _until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

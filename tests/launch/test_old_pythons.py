@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pythons import pythons
 
 from kvtrace.agent import plugin
 from kvtrace.launch import overlay as overlay_module
@@ -18,22 +18,6 @@ from kvtrace.launch.overlay import make_overlay
 from kvtrace.trace.config import AgentConfig, new_salt
 
 OLDEST, NEWEST = 6, 15
-
-
-def pythons() -> list[str]:
-    """Those of this machine, one of each version, by PATH and as pyenv keeps them."""
-    names = ["python2.7", *(f"python3.{minor}" for minor in range(OLDEST, NEWEST + 1))]
-    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    found = [sys.executable]
-    for name in names:
-        kept = sorted(str(path) for path in home.glob(f"versions/*/bin/{name}"))
-        places = [*kept, *filter(None, [shutil.which(name)])]
-        found += [place for place in places if _runs(place)][:1]
-    return found
-
-
-def _runs(python: str) -> bool:
-    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture
@@ -55,7 +39,9 @@ CODE = "import sys, sitecustomize, vllm; print((sys.theirs, sitecustomize.sys.th
 
 def test_every_python_here_is_silent_and_runs_the_users_own(environ: dict[str, str], tmp_path: Path) -> None:
     strict = ["-W", "error", "-bb"]
-    for words in ([sys.executable], *([python, *strict] for python in pythons())):
+    names = ["python2.7", *(f"python3.{minor}" for minor in range(OLDEST, NEWEST + 1))]
+    here = (sys.executable, *pythons(names))
+    for words in ([sys.executable], *([python, *strict] for python in here)):
         done = subprocess.run(
             [*words, "-c", CODE], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
         )

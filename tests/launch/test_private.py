@@ -6,14 +6,13 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from launching import ENVIRON, RUN
 
-import kvtrace
 from kvtrace.launch import private
 from kvtrace.launch.errors import LaunchError
 from kvtrace.launch.overlay import make_overlay
@@ -63,6 +62,12 @@ def as_second_user(attempt: Callable[[], object]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def open_to_all(folder: Path) -> Path:
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
 def refused(output: Path) -> str:
     with pytest.raises(LaunchError) as caught:
         RunDir.create("x", output)
@@ -71,9 +76,7 @@ def refused(output: Path) -> str:
 
 
 def test_somebody_elses_empty_directory_is_refused(shared: Path, given_away: Callable[[Path], None]) -> None:
-    theirs = shared / "r1"
-    theirs.mkdir()
-    theirs.chmod(0o777)
+    theirs = open_to_all(shared / "r1")
     given_away(theirs)
     assert "belongs to user" in refused(theirs)
     assert os.listdir(theirs) == [] and stat.S_IMODE(theirs.stat().st_mode) == 0o777
@@ -103,9 +106,7 @@ def test_somebody_elses_link_is_refused(
 
 
 def test_a_path_of_which_anybody_may_swap_a_part_is_refused(tmp_path: Path) -> None:
-    free = tmp_path / "free"
-    free.mkdir()
-    free.chmod(0o777)
+    free = open_to_all(tmp_path / "free")
     assert f"others can write to {free} and exchange run" in refused(free / "run")
     assert os.listdir(free) == []
     (free / "a").mkdir()
@@ -132,9 +133,7 @@ def test_a_folder_like_tmp_will_do_and_is_closed_to_others(shared: Path) -> None
 
 
 def test_our_own_empty_directory_is_closed_to_others(tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    mine.chmod(0o777)
+    mine = open_to_all(tmp_path / "mine")
     assert stat.S_IMODE(RunDir.create("x", mine).path.stat().st_mode) == 0o700
 
 
@@ -175,19 +174,12 @@ def test_an_overlay_elsewhere_is_made_where_only_we_can_write(
 
 def test_run_refuses_in_one_line_and_runs_nothing(shared: Path, given_away: Callable[[Path], None]) -> None:
     """The attack: an empty directory lies in wait, and its overlay is exchanged while the run starts."""
-    theirs = shared / "r1"
-    theirs.mkdir()
-    theirs.chmod(0o777)
+    theirs = open_to_all(shared / "r1")
     if ROOT:
         given_away(theirs)
     output = theirs if ROOT else theirs / "run"
-    done = subprocess.run(
-        [sys.executable, "-m", "kvtrace", "run", "-o", str(output), "--", "touch", str(shared / "ran")],
-        cwd=shared,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(kvtrace.__file__).parents[1])},
-    )
+    command = [*RUN, "-o", str(output), "--", "touch", str(shared / "ran")]
+    done = subprocess.run(command, cwd=shared, env=ENVIRON, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("kvtrace: ") and done.stderr.count("\n") == 1 and "-o DIR" in done.stderr
     assert sorted(os.listdir(shared)) == ["r1"] and os.listdir(theirs) == []

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launching import RUN
 
 from kvtrace.launch import sample as sample_module
 from kvtrace.launch.rundir import RunDir
@@ -124,10 +125,8 @@ def test_without_py_spy_one_line_says_how_to_get_it(
 
 @pytest.mark.parametrize("given", ["-1", "fast", "1001", "2.5"])
 def test_a_rate_that_is_none_is_one_clear_line(given: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "kvtrace", "run", "--sample", given, "--", "true"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [*RUN, "--sample", given, "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--sample" in done.stderr
 
 

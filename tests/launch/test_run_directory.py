@@ -47,12 +47,6 @@ def test_output_with_anything_in_it_is_left_alone() -> None:
     assert os.listdir("full") == [".hidden"]
 
 
-def test_second_run_into_the_same_output_is_refused() -> None:
-    RunDir.create("x", Path("once"))
-    with pytest.raises(LaunchError, match="not empty"):
-        RunDir.create("x", Path("once"))
-
-
 @pytest.mark.parametrize("output", ["file", "file/below", "/proc/kvtrace/x", "x" * 300, "a\0b"])
 def test_an_impossible_place_is_one_line_and_leaves_nothing(output: str) -> None:
     Path("file").write_text("mine")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from launching import ENVIRON, RUN, Clocked, Look
 
-import kvtrace
 from kvtrace.launch import spy as spy_module
 from kvtrace.launch.rundir import RunDir
 from kvtrace.launch.spy import FORBIDDEN, MISSING, Spy, SpyError, read_dump
@@ -37,12 +36,12 @@ def hook(name: str, line: int = 40) -> Thread:
 IDLE = Thread("MainThread", False, (WAITS, Frame("run_busy_loop", "/v/vllm/v1/engine/core.py", 9)))
 
 
-class Scene:
-    """A run directory with one worker's spool, a clock, and what each look sees."""
+class Scene(Clocked):
+    """A run directory with one worker's spool, and what each look sees."""
 
     def __init__(self, folder: Path, after: float = 30.0) -> None:
         self.rundir = RunDir.create("run", folder / "run")
-        self.now, self.sees, self.looked, self.native = 0.0, (IDLE,), list[int](), list[bool]()
+        self.sees, self.looked, self.native = (IDLE,), list[int](), list[bool]()
         path = self.rundir.path / fmt.SPOOL_DIR / f"worker-r0-{PID}-ab.kvt"
         self.recorder = Recorder(path, Header(pid=PID), 1 << 30)
         self.living = {PID}
@@ -54,26 +53,11 @@ class Scene:
         self.native.append(native)
         if self.error:
             raise SpyError(self.error)
-        scene = self
-
-        class Look(Spy):
-            def __init__(self) -> None:
-                pass
-
-            def threads(self) -> tuple[Thread, ...]:
-                return scene.sees
-
-        return Look()
+        return Look(*self.sees)
 
     def writes(self) -> None:
         self.recorder.add((int(Kind.EXEC),) + (0,) * 7)
         self.recorder.flush()
-
-    def passes(self, seconds: float) -> None:
-        """That much time, a tick each half second."""
-        for _ in range(round(seconds * 2)):
-            self.now += 0.5
-            self.watch.tick()
 
 
 @pytest.fixture
@@ -323,9 +307,6 @@ def test_names_and_lines_are_read_and_nothing_else() -> None:
 
 def test_the_signal_for_kvtrace_is_not_passed_on(tmp_path: Path) -> None:
     code = "import os, signal; os.kill(os.getppid(), signal.SIGRTMIN); raise SystemExit(7)"
-    done = subprocess.run(
-        [sys.executable, "-m", "kvtrace", "run", "-o", "run", "--", sys.executable, "-c", code],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(Path(kvtrace.__file__).parent.parent)},
-        capture_output=True, check=False,
-    )  # fmt: skip
+    command = [*RUN, "-o", "run", "--", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, check=False)
     assert done.returncode == 7
