@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,12 @@ def owners(sim: Sim) -> dict[str, list[Touch]]:
     return {ids[row]: list(reads) for row, reads in slots.reads.items()}
 
 
-def only(sim: Sim, request: str = "a") -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+def positions(sim: Sim) -> dict[str, list[Parts]]:
+    """... the computed ones of each read."""
+    return {request: [touch.positions for touch in reads] for request, reads in owners(sim).items()}
+
+
+def only(sim: Sim, request: str = "a") -> tuple[Parts, Parts]:
     """Positions of the one read of one request that had been computed, and that had not."""
     (touch,) = owners(sim)[request]
     return touch.positions, touch.stale
@@ -83,6 +89,27 @@ def test_slots_touched_in_part_are_not_counted() -> None:
     assert parse("8+4/16+1").slots == 4
 
 
+# --------------------------------------------------------------------------------- block tables
+
+
+@pytest.mark.parametrize(
+    ("blocks", "touched", "positions"),
+    [
+        ([7, 3], [*range(12, 16), *range(28, 32)], ((0, 8),)),
+        ([9, 8, 7], range(28, 34), ((4, 6), (8, 12))),
+    ],
+    ids=["in any order", "a falling run"],
+)
+def test_new_blocks_are_the_tokens_of_their_places(
+    tmp_path: Path, blocks: list[int], touched: Sequence[int], positions: Parts
+) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", blocks, flags=FIRST)
+    compute(sim, "a", 0, 4 * len(blocks))
+    sim.touch({0: touched})
+    assert only(sim) == (positions, ())
+
+
 def test_slots_of_which_a_part_was_read_are_no_tokens(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     compute(sim, "a", 0, 8)
@@ -91,15 +118,30 @@ def test_slots_of_which_a_part_was_read_are_no_tokens(tmp_path: Path) -> None:
     assert only(sim) == (((0, 2),), ())
 
 
-# --------------------------------------------------------------------------------- block tables
-
-
-def test_new_blocks_are_the_tokens_of_their_places(tmp_path: Path) -> None:
+def test_a_block_is_the_latest_requests(tmp_path: Path) -> None:
     sim = cache(tmp_path)
-    sim.give("a", [7, 3], flags=FIRST)
+    sim.give("a", [5, 6], flags=FIRST)
     compute(sim, "a", 0, 8)
-    sim.touch({0: [*range(12, 16), *range(28, 32)]})
-    assert only(sim) == (((0, 8),), ())
+    sim.give("b", [6], flags=FIRST)
+    compute(sim, "b", 0, 4)
+    sim.touch({0: range(20, 28)})
+    assert positions(sim) == {"a": [((0, 4),)], "b": [((0, 4),)]}
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["by its lookup", "by its first chunk"])
+def test_a_hit_of_the_prefix_cache_is_both_requests(tmp_path: Path, asked: bool) -> None:
+    sim = cache(tmp_path, prefix_caching=True)
+    sim.asks = False
+    sim.give("a", [5, 6], flags=FIRST)
+    compute(sim, "a", 0, 8)
+    sim.arrive(Prompt("b", 8))
+    if asked:
+        sim.lookup("b", 4, 0, 0)
+    sim.give("b", [5, 9], flags=FIRST)
+    sim.step([Chunk("b", 4, 4, first=True)], prompts={"b": 8})
+    sim.touch({0: range(20, 24)})
+    sim.touch({0: range(36, 40)})
+    assert positions(sim) == {"a": [((0, 4),)], "b": [((0, 4),), ((4, 8),)]}
 
 
 def test_blocks_are_added_to_a_running_request(tmp_path: Path) -> None:
@@ -113,54 +155,6 @@ def test_blocks_are_added_to_a_running_request(tmp_path: Path) -> None:
     assert only(sim) == (((8, 12),), ())
 
 
-def test_a_falling_run_of_blocks(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [9, 8, 7], flags=FIRST)
-    compute(sim, "a", 0, 12)
-    sim.touch({0: range(28, 34)})
-    assert only(sim) == (((4, 6), (8, 12)), ())
-
-
-def test_a_block_is_the_latest_requests(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [5, 6], flags=FIRST)
-    compute(sim, "a", 0, 8)
-    sim.give("b", [6], flags=FIRST)
-    compute(sim, "b", 0, 4)
-    sim.touch({0: range(20, 28)})
-    found = owners(sim)
-    assert [touch.positions for touch in found["a"]] == [((0, 4),)]
-    assert [touch.positions for touch in found["b"]] == [((0, 4),)]
-
-
-def test_a_hit_of_the_prefix_cache_is_both_requests(tmp_path: Path) -> None:
-    sim = cache(tmp_path, prefix_caching=True)
-    sim.give("a", [5, 6], flags=FIRST)
-    compute(sim, "a", 0, 8)
-    sim.arrive(Prompt("b", 8))
-    sim.lookup("b", 4, 0, 0)
-    sim.give("b", [5, 9], flags=FIRST)
-    sim.step([Chunk("b", 4, 4, first=True)], prompts={"b": 8})
-    sim.touch({0: range(20, 24)})
-    sim.touch({0: range(36, 40)})
-    found = owners(sim)
-    assert [touch.positions for touch in found["a"]] == [((0, 4),)]
-    assert [touch.positions for touch in found["b"]] == [((0, 4),), ((4, 8),)]
-
-
-def test_a_hit_without_a_lookup_is_told_by_the_first_chunk(tmp_path: Path) -> None:
-    sim = cache(tmp_path, prefix_caching=True)
-    sim.asks = False
-    sim.give("a", [5, 6], flags=FIRST)
-    compute(sim, "a", 0, 8)
-    sim.give("b", [5, 9], flags=FIRST)
-    compute(sim, "b", 4, 8, first=True)
-    sim.touch({0: range(20, 24)})
-    found = owners(sim)
-    assert [touch.positions for touch in found["a"]] == [((0, 4),)]
-    assert [touch.positions for touch in found["b"]] == [((0, 4),)]
-
-
 def test_blocks_of_a_preempted_request_are_its_own_until_given(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.arrive(Prompt("a", 12))
@@ -172,7 +166,7 @@ def test_blocks_of_a_preempted_request_are_its_own_until_given(tmp_path: Path) -
     sim.give("a", [11, 12, 13], flags=RESUMED)
     sim.step([Chunk("a", 0, 12, first=True, resumed=True)], prompts={"a": 12})
     sim.touch({0: range(52, 56)})
-    assert [touch.positions for touch in owners(sim)["a"]] == [((0, 8),), ((8, 12),)]
+    assert positions(sim) == {"a": [((0, 8),), ((8, 12),)]}
 
 
 def test_the_table_before_a_preemption_is_not_filled_after_it(tmp_path: Path) -> None:
@@ -264,12 +258,18 @@ def test_an_id_that_is_used_again_is_the_later_request(tmp_path: Path) -> None:
 
 
 def test_a_slot_read_before_the_forward_of_its_step_is_stale(tmp_path: Path) -> None:
+    """... and belongs to no former holder of its block, in the steps after the block's first."""
     sim = cache(tmp_path)
-    sim.arrive(Prompt("a", 8))
-    sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 8})
-    sim.step([Chunk("a", 4, 4)], prompts={"a": 8})
-    sim.read("a", 0, 8, hook="start_load_kv")
-    assert only(sim) == (((0, 4),), ((4, 8),))
+    sim.give("a", [5], flags=FIRST)
+    compute(sim, "a", 0, 4)
+    sim.give("b", [5], flags=FIRST)
+    sim.arrive(Prompt("b", 4))
+    sim.step([Chunk("b", 0, 2, first=True)], prompts={"b": 4})
+    sim.step([Chunk("b", 2, 2)], prompts={"b": 4})
+    sim.touch({0: range(20, 24)}, hook="start_load_kv")
+    assert {ids: [(one.positions, one.stale) for one in of] for ids, of in owners(sim).items()} == {
+        "b": [(((0, 2),), ((2, 4),))]
+    }
 
 
 def test_the_forward_is_told_layer_by_layer(tmp_path: Path) -> None:
@@ -314,28 +314,18 @@ def test_a_block_given_out_holds_old_tokens_until_the_forward(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-def test_a_former_holder_is_forgotten_in_the_steps_after(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [5], flags=FIRST)
-    compute(sim, "a", 0, 4)
-    sim.give("b", [5], flags=FIRST)
-    sim.arrive(Prompt("b", 4))
-    sim.step([Chunk("b", 0, 2, first=True)], prompts={"b": 4})
-    sim.step([Chunk("b", 2, 2)], prompts={"b": 4})
-    sim.touch({0: range(20, 24)}, hook="start_load_kv")
-    assert only(sim, "b") == (((0, 2),), ((2, 4),))
-
-
-def test_decode_tokens_are_there_one_by_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("hook", "there"), [("save_kv_layer", 6), ("start_load_kv", 5)])
+def test_decode_tokens_are_there_one_by_one(tmp_path: Path, hook: str, there: int) -> None:
+    """Before the forward of a step its token is not."""
     sim = cache(tmp_path)
     compute(sim, "a", 0, 4)
     sim.grow("a", 8)
     for _ in range(2):
         sim.step([], tokens=1)
-    sim.read("a", 0, 8)
+    sim.read("a", 0, 8, hook=hook)
     sim.step([], tokens=1)
     sim.finish("a", 7, 4)
-    assert only(sim) == (((0, 6),), ((6, 8),))
+    assert only(sim) == (((0, there),), ((there, 8),))
 
 
 def test_decode_tokens_after_a_preemption_are_computed_again(tmp_path: Path) -> None:
@@ -351,17 +341,6 @@ def test_decode_tokens_after_a_preemption_are_computed_again(tmp_path: Path) -> 
     sim.touch({0: range(44, 56)})
     sim.finish("a", 9, 6)
     assert only(sim) == (((0, 9),), ((9, 12),))
-
-
-def test_decode_tokens_before_the_forward_of_their_step(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    compute(sim, "a", 0, 4)
-    sim.grow("a", 8)
-    for _ in range(2):
-        sim.step([], tokens=1)
-    sim.read("a", 0, 8, hook="start_load_kv")
-    sim.finish("a", 6, 3)
-    assert only(sim) == (((0, 5),), ((5, 8),))
 
 
 def test_background_work_reads_what_is_there_a_step_later(tmp_path: Path) -> None:
@@ -383,29 +362,22 @@ def test_background_work_after_its_block_was_given_away(tmp_path: Path) -> None:
     sim.give("b", [5], flags=FIRST)
     compute(sim, "b", 0, 4)
     sim.touch({0: range(20, 24)}, hook="", step=step)
-    found = owners(sim)
-    assert list(found) == ["b"]
-    assert [touch.positions for touch in found["b"]] == [((0, 4),)]
+    assert positions(sim) == {"b": [((0, 4),)]}
 
 
-def given_again(sim: Sim, entry: Entry) -> dict[str, list[tuple[Parts, Parts]]]:
-    """Of a, whose first 4 of 8 tokens were stored, and of b, which gets the block of the others: positions
-    that a thread read of the block before b's forward, those that were computed and those that were not."""
+def test_background_work_before_the_forward_reads_the_former(tmp_path: Path) -> None:
+    """A block goes to another request; a thread reads it before that one's forward."""
+    sim = cache(tmp_path)
     sim.give("a", [5, 6], flags=FIRST)
     sim.arrive(Prompt("a", 8))
     sim.step([Chunk("a", 0, 8, first=True)], [Entry("a", 4, start=0)], prompts={"a": 8})
     sim.finish("a", 8)
     sim.give("b", [6], flags=FIRST)
     sim.arrive(Prompt("b", 4))
-    step = sim.step([Chunk("b", 0, 4, first=True)], [entry], prompts={"b": 4})
+    step = sim.step([Chunk("b", 0, 4, first=True)], [Entry("a", 4, start=4)], prompts={"b": 4})
     sim.touch({0: range(24, 28)}, hook="", step=step, t=sim.hook_t[0, step, "start_load_kv", ""])
-    return {ids: [(one.positions, one.stale) for one in touched] for ids, touched in owners(sim).items()}
-
-
-def test_background_work_before_the_forward_reads_the_former(
-    tmp_path: Path,
-) -> None:
-    assert given_again(cache(tmp_path), Entry("a", 4, start=4)) == {"a": [(((4, 8),), ())]}
+    (read,) = owners(sim)["a"]
+    assert list(owners(sim)) == ["a"] and (read.positions, read.stale) == (((4, 8),), ())
 
 
 def test_slots_that_hold_nobodys_tokens(tmp_path: Path) -> None:
@@ -468,9 +440,7 @@ def test_what_a_load_writes_is_for_whom_the_block_was_given_to(tmp_path: Path) -
     } == {"b": [(((0, 4),), False)]}
 
 
-def test_background_work_writes_for_the_holder_when_asked(
-    tmp_path: Path,
-) -> None:
+def test_background_work_writes_for_the_holder_when_asked(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.arrive(Prompt("a", 8))
     sim.lookup("a", 0, 4, 4)
@@ -506,14 +476,6 @@ def test_a_connector_inside_another_one_counts_once(tmp_path: Path) -> None:
     sim.read("a", 0, 4, step=step, t=sim.clock())
     slots, _ = resolved(sim)
     assert slots.amounts[step, 0].read == 4
-
-
-def test_layers_that_fared_alike_are_one_read(tmp_path: Path) -> None:
-    sim = cache(tmp_path, layers=3)
-    compute(sim, "a", 0, 4)
-    sim.read("a", 0, 4)
-    (touch,) = owners(sim)["a"]
-    assert (touch.columns, touch.positions) == (0b111, ((0, 4),))
 
 
 def test_ranks_are_resolved_each_for_itself(tmp_path: Path) -> None:
