@@ -650,6 +650,21 @@ class Sim:
 
     # -- a whole request after the other
 
+    def one_step(
+        self, request: str, prompt: int, entries: Sequence[Entry] = (), *, taken: int = 0, digest: int = 0,
+        prefixes: tuple[int, ...] = (), ends: bool = True, **step: Any,
+    ) -> int:  # fmt: skip
+        """A request comes, ``taken`` tokens of its prompt are the connector's, the rest is computed in one
+        step, which is returned; and it ends."""
+        self.arrive(Prompt(request, prompt, digest=digest, prefixes=prefixes))
+        if taken:
+            self.lookup(request, 0, taken, taken)
+        chunk = Chunk(request, taken, prompt - taken, first=True)
+        number = self.step([chunk], entries, prompts={request: prompt}, **step)
+        if ends:
+            self.finish(request, prompt)
+        return number
+
     def serve(
         self, prompts: Sequence[Prompt], policy: Policy, *, local: Callable[[Prompt], int] = lambda p: 0,
         fate: Callable[[int], Fate] = lambda n: HEALTHY,
