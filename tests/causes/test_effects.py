@@ -89,11 +89,9 @@ def test_a_late_copy_may_not_find_its_blocks_and_read_nothing(
 def test_empty_files_prove_that_nothing_was_stored(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.watching = WATCHED
-    sim.arrive(Prompt("a", 128, digest=1))
-    step = sim.step([Chunk("a", 0, 128, first=True)], [Entry("a", 128, 128, 0)], prompts={"a": 128})
+    step = sim.one_step("a", 128, [Entry("a", 128, 128, 0)], digest=1)
     for layer in range(2):
         sim.effect(0, step, layer, 0, size=80, files=1, target=5 + layer)
-    sim.finish("a", 128)
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["stored-nothing"]
     assert "wrote almost nothing" in finding(diagnosis, "stored-nothing")
@@ -385,8 +383,7 @@ def test_stores_that_no_metadata_names(tmp_path: Path) -> None:
     sim.watching = WATCHED
     for i, length in enumerate((100, 70, 128)):
         name = f"r{i}"
-        sim.arrive(Prompt(name, length, digest=i + 1))
-        step = sim.step([Chunk(name, 0, length, first=True)], prompts={name: length})
+        step = sim.one_step(name, length, digest=i + 1, ends=False)
         for rank in range(2):
             for layer in range(2):
                 sim.stored(name, 0, length // 32 * 32, layer, rank, step)
@@ -405,11 +402,9 @@ def test_a_worker_that_decides_and_takes_nothing(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.watching = WATCHED
     for n, name in enumerate("ab"):
-        sim.arrive(Prompt(name, 50, digest=n + 1))
-        step = sim.step([Chunk(name, 0, 50, first=True)], prompts={name: 50}, unreadable=True)
+        step = sim.one_step(name, 50, digest=n + 1, unreadable=True)
         for layer in range(2):
             sim.effect(0, step, layer, 0)
-        sim.finish(name, 50)
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["stored-nothing"]
     assert tokens(diagnosis) == {"not-saved:stored-nothing": 100}
@@ -452,11 +447,9 @@ def test_a_worker_that_decides_has_a_unit_too(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.watching = WATCHED
     for n, size in enumerate((20, 80, 150)):
-        sim.arrive(Prompt(f"r{n}", size, digest=n + 1))
-        step = sim.step([Chunk(f"r{n}", 0, size, first=True)], prompts={f"r{n}": size}, unreadable=True)
+        step = sim.one_step(f"r{n}", size, digest=n + 1, unreadable=True)
         for layer in range(2):
             sim.stored(f"r{n}", 0, size // 32 * 32, layer, step=step)
-        sim.finish(f"r{n}", size)
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["below-save-granularity"]
     assert tokens(diagnosis) == {"saved": 64 + 128, "not-saved:below-save-granularity": 20 + 16 + 22}
@@ -465,13 +458,11 @@ def test_a_worker_that_decides_has_a_unit_too(tmp_path: Path) -> None:
 def test_unreadable_metadata_rests_on_what_was_measured(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.watching = WATCHED
-    sim.arrive(Prompt("a", 100, digest=1))
-    step = sim.step([Chunk("a", 0, 100, first=True)], prompts={"a": 100}, unreadable=True)
+    step = sim.one_step("a", 100, digest=1, ends=False, unreadable=True)
     for layer in range(2):
         sim.stored("a", 0, 96, layer, step=step)
     sim.watching = 0
-    sim.arrive(Prompt("b", 50, digest=2))
-    sim.step([Chunk("b", 0, 50, first=True)], prompts={"b": 50}, unreadable=True)
+    sim.one_step("b", 50, digest=2, ends=False, unreadable=True)
     sim.finish("a", 100)
     sim.finish("b", 50)
     diagnosis = analyse(sim)
@@ -704,8 +695,7 @@ def test_aborted_before_save(tmp_path: Path) -> None:
 
 def test_an_abort_explains_nothing_where_nobody_was_offered(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
-    sim.arrive(Prompt("c", 64, digest=3))
-    sim.step([Chunk("c", 0, 64, first=True)], prompts={"c": 64})
+    sim.one_step("c", 64, digest=3, ends=False)
     sim.finish("c", 64, 0, "FINISHED_ABORTED")
     assert ids(analyse(sim)) == ["metadata-has-no-store"]
 

@@ -114,10 +114,7 @@ def test_an_open_load_does_not_rule_out_that_it_never_finishes(tmp_path: Path) -
 def loaded(sim: Sim, *layers: int) -> Diagnosis:
     """Two loads of 96 tokens: one was seen to be written into both layers, the other into these of them."""
     for digest, (name, into) in enumerate({"a": (0, 1), "b": layers}.items(), 1):
-        sim.arrive(Prompt(name, 128, digest=digest))
-        sim.lookup(name, 0, 96, 96)
-        step = sim.step([Chunk(name, 96, 32, first=True)], [Entry(name, 128, 128, 0)], prompts={name: 128})
-        sim.finish(name, 128)
+        step = sim.one_step(name, 128, [Entry(name, 128, 128, 0)], taken=96, digest=digest)
         for layer in range(2):
             sim.effect(0, step, layer, 96 if layer in into else 0, hook="start_load_kv", flags=LOAD)
     return analyse(sim)
@@ -132,15 +129,14 @@ def test_a_load_that_missed_a_layer_rules_out_no_part_no_delay(tmp_path: Path) -
 
 def test_without_an_attention_body_no_late_load_is_ruled_out(tmp_path: Path) -> None:
     sim = Sim(tmp_path / "run")
-    sim.arrive(Prompt("a", 128, digest=1))
-    sim.lookup("a", 0, 96, 96)
-    step = sim.step(
-        [Chunk("a", 96, 32, first=True)],
+    step = sim.one_step(
+        "a",
+        128,
         [Entry("a", 128, 128, 0)],
-        prompts={"a": 128},
+        taken=96,
+        digest=1,
         fate=Fate(dead_pairs=frozenset({(0, 0), (0, 1)})),
     )
-    sim.finish("a", 128)
     for layer in range(2):
         sim.effect(0, step, layer, 96, hook="start_load_kv", flags=LOAD)
     diagnosis = analyse(sim)

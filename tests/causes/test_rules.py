@@ -602,8 +602,7 @@ def test_decode_not_offered_and_offered(tmp_path: Path) -> None:
 
 def test_decode_that_is_offered(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
-    sim.arrive(Prompt("a", 64, digest=1))
-    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64, 64, 0)], prompts={"a": 64})
+    sim.one_step("a", 64, [Entry("a", 64, 64, 0)], digest=1, ends=False)
     for n in range(40):
         sim.step([], [Entry("a", 32, 96, 64)] if n == 31 else [], tokens=1)
     sim.finish("a", 104, 41)
@@ -741,8 +740,7 @@ def test_a_rank_of_an_external_launcher_lacks_no_worker(tmp_path: Path) -> None:
 
 def test_unreadable_metadata_is_not_called_a_loss(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
-    sim.arrive(Prompt("a", 64, digest=1))
-    sim.step([Chunk("a", 0, 64, first=True)], prompts={"a": 64}, unreadable=True)
+    sim.one_step("a", 64, digest=1, ends=False, unreadable=True)
     sim.step([], tokens=1)
     sim.finish("a", 65, 2)
     diagnosis = analyse(sim)

@@ -512,11 +512,8 @@ def test_a_stored_part_read_again_tells_nothing_of_the_unit(tmp_path: Path) -> N
     sim = Sim(tmp_path, block=16, kv_blocks=64, ints={"unit": 16})
     kept_of(sim, "r1", 70, 0, 64, (1, 2, 3, 4))
     kept_of(sim, "r2", 90, 0, 80, (5, 6, 7, 8))
-    sim.arrive(Prompt("r3", 70, digest=2, prefixes=(1, 2, 3, 4)))
-    sim.lookup("r3", 0, 0, 0)
-    sim.step([Chunk("r3", 0, 70, first=True)], [Entry("r3", 32, -1, 0)], prompts={"r3": 70})
+    sim.one_step("r3", 70, [Entry("r3", 32, -1, 0)], digest=2, prefixes=(1, 2, 3, 4))
     sim.read("r3", 0, 32)
-    sim.finish("r3", 70)
     found = {one.id: one.tokens for one in analyse(sim).findings}
     assert "metadata-has-no-store" not in found and found["below-save-granularity"] == 6 + 10 + 6
 
@@ -528,8 +525,7 @@ def test_blocks_kept_for_an_unseen_save_say_nothing_of_the_unit(
     sim = Sim(tmp_path, block=64, kv_blocks=64, ints={"unit": 256})
     for n, length in enumerate((81, 119, 245, 278)):
         name = f"r{n}"
-        sim.arrive(Prompt(name, length, digest=n + 1))
-        sim.step([Chunk(name, 0, length, first=True)], prompts={name: length})
+        sim.one_step(name, length, digest=n + 1, ends=False)
         if length > 256:
             sim.open_save(name)
         sim.finish(name, length)
@@ -545,10 +541,7 @@ def test_what_is_shorter_than_a_unit_was_not_taken_for_stored(tmp_path: Path) ->
     sim = Sim(tmp_path, block=16, kv_blocks=64)
     kept_of(sim, "r1", 200, 0, 192, (1, 2, 3, 4))
     kept_of(sim, "r2", 250, 0, 192, (5, 6, 7, 8))
-    sim.arrive(Prompt("r3", 56, digest=4, prefixes=(1, 9)))
-    sim.lookup("r3", 0, 0, 0)
-    sim.step([Chunk("r3", 0, 56, first=True)], [], prompts={"r3": 56})
-    sim.finish("r3", 56)
+    sim.one_step("r3", 56, digest=4, prefixes=(1, 9))
     found = [one.id for one in analyse(sim).findings]
     assert found[0] == "below-save-granularity" and "false-already-stored" not in found
 
@@ -558,9 +551,7 @@ def test_generated_tokens_in_a_prompts_last_block_are_no_sign(
 ) -> None:
     """Whole blocks are read when a request is over; what is generated beyond its last one is not offered."""
     sim = Sim(tmp_path, block=16, kv_blocks=64)
-    sim.arrive(Prompt("r1", 30, digest=1))
-    sim.lookup("r1", 0, 0, 0)
-    sim.step([Chunk("r1", 0, 30, first=True)], [Entry("r1", 32, -1, 0)], prompts={"r1": 30})
+    sim.one_step("r1", 30, [Entry("r1", 32, -1, 0)], digest=1, ends=False)
     for _ in range(5):
         sim.step([], [], tokens=1)
     sim.read("r1", 0, 32)

@@ -102,8 +102,7 @@ def test_a_first_part_read_in_whole_blocks_is_not_early(tmp_path: Path) -> None:
 def test_generated_tokens_between_parts_may_be_stored_before(tmp_path: Path) -> None:
     """In the step that computes the second of them; the block that they fill has more to come."""
     sim = new_sim(tmp_path)
-    sim.arrive(Prompt("a", 62, digest=1))
-    sim.step([Chunk("a", 0, 62, first=True)], [], prompts={"a": 62})
+    sim.one_step("a", 62, digest=1, ends=False)
     sim.grow("a", 63)
     sim.step([], [], tokens=1)
     sim.step([], [Entry("a", 64, start=0)], tokens=1)

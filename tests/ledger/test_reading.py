@@ -82,8 +82,7 @@ def test_a_missing_file_was_to_be_written_where_none_ever_was(
 def test_coverage_counts_layer_steps_once(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=3)
     sim.step([], tokens=8, dummy=True)
-    sim.arrive(Prompt("a", 64))
-    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64)], prompts={"a": 64}, fate=Fate(twice=True))
+    sim.one_step("a", 64, [Entry("a", 64)], ends=False, fate=Fate(twice=True))
     sim.step([], tokens=1, fate=Fate(dead_pairs=frozenset({(0, 2)}), direct=True))
     sim.step([], tokens=0)
     sim.write()
@@ -301,8 +300,7 @@ def test_slots_of_blocks_that_are_not_filled_yet(tmp_path: Path) -> None:
 
 def test_a_connector_within_another_declares_once(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=1)
-    sim.arrive(Prompt("a", 300, digest=1))
-    sim.step([Chunk("a", 0, 300, first=True)], [Entry("a", 128), Entry("a", 128)], prompts={"a": 300})
+    sim.one_step("a", 300, [Entry("a", 128), Entry("a", 128)], digest=1, ends=False)
     sim.finish("a", 300, 1)
     sim.write()
     assert account(tmp_path)["saved"] == 128

@@ -287,8 +287,7 @@ def test_without_a_body_the_wait_for_a_layer_tells_its_time(tmp_path: Path) -> N
     sim = cache(tmp_path, layers=2)
     sim.workers[0].fact(Fact.TARGET, {"id": "attention-decorator", "status": "late"})
     unseen = Fate(dead_pairs=frozenset({(0, 0), (0, 1)}))
-    sim.arrive(Prompt("a", 4))
-    step = sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 4}, fate=unseen)
+    step = sim.one_step("a", 4, ends=False, fate=unseen)
     for layer in sim.layer_names:
         sim.hook(0, "wait_for_layer_load", step, layer)
         sim.hook(0, "save_kv_layer", step, layer)
@@ -369,12 +368,9 @@ def test_background_work_before_the_forward_reads_the_former(tmp_path: Path) -> 
     """A block goes to another request; a thread reads it before that one's forward."""
     sim = cache(tmp_path)
     sim.give("a", [5, 6], flags=FIRST)
-    sim.arrive(Prompt("a", 8))
-    sim.step([Chunk("a", 0, 8, first=True)], [Entry("a", 4, start=0)], prompts={"a": 8})
-    sim.finish("a", 8)
+    sim.one_step("a", 8, [Entry("a", 4, start=0)])
     sim.give("b", [6], flags=FIRST)
-    sim.arrive(Prompt("b", 4))
-    step = sim.step([Chunk("b", 0, 4, first=True)], [Entry("a", 4, start=4)], prompts={"b": 4})
+    step = sim.one_step("b", 4, [Entry("a", 4, start=4)], ends=False)
     sim.touch({0: range(24, 28)}, hook="", step=step, t=sim.hook_t[0, step, "start_load_kv", ""])
     (read,) = owners(sim)["a"]
     assert list(owners(sim)) == ["a"] and (read.positions, read.stale) == (((4, 8),), ())
@@ -460,9 +456,7 @@ def test_background_work_writes_for_the_holder_when_asked(tmp_path: Path) -> Non
 
 def test_what_is_written_after_the_attention_is_late(tmp_path: Path) -> None:
     sim = cache(tmp_path, layers=2)
-    sim.arrive(Prompt("a", 8))
-    sim.lookup("a", 0, 4, 4)
-    step = sim.step([Chunk("a", 4, 4, first=True)], prompts={"a": 8})
+    step = sim.one_step("a", 8, taken=4, ends=False)
     sim.write_kv("a", 0, 4, hook="", t=sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]])
     slots, _ = resolved(sim)
     assert [(touch.columns, touch.late) for touch in slots.writes[0]] == [(1, True), (2, False)]

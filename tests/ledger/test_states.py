@@ -61,9 +61,7 @@ class Hybrid(Sim):
 
     def prompt(self, request: str, tokens: int, external: int = 0, asynchronous: bool = False) -> None:
         """A prompt is computed, in one step, but for what was taken from the connector."""
-        self.arrive(Prompt(request, tokens))
-        self.lookup(request, 0, external, external)
-        self.step([Chunk(request, external, tokens - external, first=True)], prompts={request: tokens})
+        self.one_step(request, tokens, taken=external, ends=False)
 
     def decode(self) -> None:
         self.step([], [], tokens=1)
@@ -149,23 +147,27 @@ def test_whether_the_state_of_a_prompts_end_was_taken(sim: Hybrid, case: str) ->
 
 
 @pytest.mark.parametrize(
-    ("work", "outcome"),
+    ("work", "loads", "saves"),
     [
-        ([touch(hook="start_load_kv", flags=LOAD)], "given"),
-        ([touch(flags=LOAD), ends(True)], "not-given"),  # after the forward
-        ([touch(hook="start_load_kv", flags=LOAD, parts=(0,)), ends(True)], "partly-given"),
-        ([ends(False)], "not-observed"),
-        ([touch(hook="start_load_kv", flags=BY_ADDRESS, how=""), ends(True)], "not-observed"),
+        ([touch(hook="start_load_kv", flags=LOAD)], "given", "not-observed"),
+        ([touch(flags=LOAD), ends(True)], "not-given", "not-taken"),
+        ([touch(hook="start_load_kv", flags=LOAD, parts=(0,)), ends(True)], "partly-given", "not-taken"),
+        ([ends(False)], "not-observed", "not-observed"),
+        (
+            [touch(hook="start_load_kv", flags=BY_ADDRESS, how=""), ends(True)],
+            "not-observed", "not-observed",
+        ),
     ],
     ids=["before the forward", "after it", "a part", "nobody saw it", "memory given out by address"],
-)
-def test_whether_the_state_that_is_loaded_was_given(sim: Hybrid, work: list[Work], outcome: str) -> None:
+)  # fmt: skip
+def test_whether_the_state_that_is_loaded_was_given(
+    sim: Hybrid, work: list[Work], loads: str, saves: str
+) -> None:
     sim.prompt("a", 10, external=8)
     for one in work:
         one(sim)
     book = sim.book()
-    assert book.loads.accounts == {outcome: 1}
-    assert book.saves.accounts == {"not-observed": 1}
+    assert (book.loads.accounts, book.saves.accounts) == ({loads: 1}, {saves: 1})
 
 
 def test_the_state_of_an_earlier_chunk_is_another_one(sim: Hybrid) -> None:
