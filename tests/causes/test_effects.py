@@ -778,7 +778,6 @@ def test_facts_are_read(tmp_path: Path) -> None:
     run = read_run(sim.dir)
     assert [(f.count, f.observed_calls, len(f.places)) for f in run.swallowed] == [(4, 4, 4)]
     assert len(run.config_keys) == 2 and run.logs[0].logger == "my.store"
-    assert Flag.STORE
 
 
 def test_a_file_of_all_ranks_and_layers_is_no_layers_own(tmp_path: Path) -> None:

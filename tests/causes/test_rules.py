@@ -14,7 +14,7 @@ from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
 from kvtrace.terms import Grade
-from kvtrace.trace.format import Fact, Flag
+from kvtrace.trace.format import Fact
 from kvtrace.words import count
 
 
@@ -752,4 +752,3 @@ def test_every_finding_has_words(tmp_path: Path) -> None:
             assert finding.evidence and finding.remedy and finding.versions and finding.docs
             assert 0 <= finding.share <= 1
             assert len(finding.events) <= 3
-    assert Flag.STORE

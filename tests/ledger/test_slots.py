@@ -30,13 +30,13 @@ def cache(tmp_path: Path, **more: object) -> Sim:
     return Sim(tmp_path, **{"layers": 1, "block": 4, "kv_blocks": 64, **more})  # type: ignore[arg-type]
 
 
-def resolved(sim: Sim, rank: int = 0) -> tuple[Slots, list[str]]:
+def resolved(sim: Sim) -> tuple[Slots, list[str]]:
     """What a worker touched, and the ids of the requests by row."""
     sim.write()
     scans = [scan(path) for path in spool_paths(sim.dir)]
     engine = topology(scans, read_run_file(sim.dir)[0]).engines[0]
     found = collect(scans, {engine.tag}).requests
-    worker = engine.workers[rank]
+    worker = engine.workers[0]
     spool = next(one for one in scans if one.name == worker.spool)
     given = given_blocks(scans, found).get(engine.tag, [])
     slots = slots_of(engine, worker, touches(spool, worker), given, dict(enumerate(found)))
@@ -194,16 +194,6 @@ def test_a_resumed_request_whose_blocks_the_prefix_cache_gives(tmp_path: Path) -
     assert only(sim) == (((0, 12),), ())
 
 
-def test_kv_cache_groups_have_their_own_blocks_and_sizes(tmp_path: Path) -> None:
-    sim = cache(tmp_path, layers=2, groups=[(4, [0]), (8, [1])])
-    sim.give("a", [5, 6], 0, FIRST)
-    sim.give("a", [7], 1, FIRST)
-    compute(sim, "a", 0, 8)
-    sim.touch({0: range(24, 28), 1: range(56, 60)})
-    found = owners(sim)["a"]
-    assert [(touch.columns, touch.positions) for touch in found] == [(1, ((4, 8),)), (2, ((0, 4),))]
-
-
 def test_a_block_given_to_another_group_is_not_the_first_ones(tmp_path: Path) -> None:
     sim = cache(tmp_path, layers=2, groups=[(4, [0]), (4, [1])])
     sim.give("a", [5], 0, FIRST)
@@ -272,17 +262,6 @@ def test_a_slot_read_before_the_forward_of_its_step_is_stale(tmp_path: Path) -> 
     }
 
 
-def test_the_forward_is_told_layer_by_layer(tmp_path: Path) -> None:
-    sim = cache(tmp_path, layers=2)
-    step = compute(sim, "a", 0, 4)
-    between = sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]]
-    sim.read("a", 0, 4, t=between)
-    found = owners(sim)["a"]
-    assert [(touch.columns, touch.positions, touch.stale) for touch in found] == [
-        (1, ((0, 4),), ()), (2, (), ((0, 4),)),
-    ]  # fmt: skip
-
-
 def test_without_a_body_the_wait_for_a_layer_tells_its_time(tmp_path: Path) -> None:
     sim = cache(tmp_path, layers=2)
     sim.workers[0].fact(Fact.TARGET, {"id": "attention-decorator", "status": "late"})
@@ -342,28 +321,6 @@ def test_decode_tokens_after_a_preemption_are_computed_again(tmp_path: Path) -> 
     assert only(sim) == (((0, 9),), ((9, 12),))
 
 
-def test_background_work_reads_what_is_there_a_step_later(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    step = compute(sim, "a", 0, 4)
-    sim.step([], tokens=1)
-    sim.read("a", 0, 4, hook="", step=step)
-    slots, _ = resolved(sim)
-    (touch,) = slots.reads[0]
-    assert (touch.positions, touch.stale, touch.background) == (((0, 4),), (), True)
-    assert slots.last_background_t > 0
-
-
-def test_background_work_after_its_block_was_given_away(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [5], flags=FIRST)
-    step = compute(sim, "a", 0, 4)
-    sim.finish("a", 4)
-    sim.give("b", [5], flags=FIRST)
-    compute(sim, "b", 0, 4)
-    sim.touch({0: range(20, 24)}, hook="", step=step)
-    assert positions(sim) == {"b": [((0, 4),)]}
-
-
 def test_background_work_before_the_forward_reads_the_former(tmp_path: Path) -> None:
     """A block goes to another request; a thread reads it before that one's forward."""
     sim = cache(tmp_path)
@@ -384,16 +341,6 @@ def test_slots_that_hold_nobodys_tokens(tmp_path: Path) -> None:
     slots, _ = resolved(sim)
     assert [touch.positions for touch in slots.reads[0]] == [((0, 4),)]
     assert slots.amounts[step, 0][:2] == (12, 8)
-
-
-def test_slots_of_which_it_is_not_known_which_they_were(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    step = compute(sim, "a", 0, 4)
-    sim.workers[0].names["4+4"] = 0
-    sim.read("a", 0, 4)
-    slots, _ = resolved(sim)
-    assert slots.unknown == {(step, 0)}
-    assert not slots.reads and not slots.visible
 
 
 # -------------------------------------------------------------------------- what was read or written
@@ -436,24 +383,6 @@ def test_what_a_load_writes_is_for_whom_the_block_was_given_to(tmp_path: Path) -
     } == {"b": [(((0, 4),), False)]}
 
 
-def test_background_work_writes_for_the_holder_when_asked(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.arrive(Prompt("a", 8))
-    sim.lookup("a", 0, 4, 4)
-    sim.give("a", [5, 6], flags=FIRST)
-    asked = sim.step([Chunk("a", 4, 4, first=True)], prompts={"a": 8})
-    sim.finish("a", 8)
-    sim.give("b", [5], flags=FIRST)
-    compute(sim, "b", 0, 4)
-    for step in (asked, 0):
-        sim.touch({0: range(20, 24)}, hook="", step=step, flags=LOAD)
-    slots, ids = resolved(sim)
-    assert {ids[row]: [one.positions for one in touched] for row, touched in slots.writes.items()} == {
-        "a": [((0, 4),)],
-        "b": [((0, 4),)],
-    }
-
-
 def test_what_is_written_after_the_attention_is_late(tmp_path: Path) -> None:
     sim = cache(tmp_path, layers=2)
     step = sim.one_step("a", 8, taken=4, ends=False)
@@ -470,11 +399,3 @@ def test_a_connector_inside_another_one_counts_once(tmp_path: Path) -> None:
     sim.read("a", 0, 4, step=step, t=sim.clock())
     slots, _ = resolved(sim)
     assert slots.amounts[step, 0].read == 4
-
-
-def test_ranks_are_resolved_each_for_itself(tmp_path: Path) -> None:
-    sim = cache(tmp_path, tp=2)
-    compute(sim, "a", 0, 4)
-    sim.read("a", 0, 4, rank=1)
-    assert not resolved(sim, 0)[0].reads
-    assert [touch.positions for touch in resolved(sim, 1)[0].reads[0]] == [((0, 4),)]
