@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim
-from test_effects import all_of, sim_of
-from test_load_rules import ASYNC, LOAD
+from synth import WATCHED, Chunk, Entry, Fate, Policy, Rounding, Sim
+from test_effects import sim_of
+from test_load_rules import LOAD
 from test_rules import analyse, prompts, ruled_out
 
 from kvtrace.causes import Diagnosis, diagnose
@@ -17,21 +17,9 @@ from kvtrace.terms import Grade
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Fact
 
-OF_CALLS = ("stored-nothing", "slots-short")
-
 
 def not_observed(diagnosis: Diagnosis) -> dict[str, str]:
     return {one.id: one.why for one in diagnosis.not_observed}
-
-
-@pytest.mark.parametrize("ident", OF_CALLS)
-def test_store_calls_rule_out_only_where_all_were_measured(tmp_path: Path, ident: str) -> None:
-    whole, part = sim_of(tmp_path, "whole", tp=2), sim_of(tmp_path, "part", tp=2)
-    whole.serve(prompts([64, 128, 192]), Rounding(32).policy(), measure=all_of)
-    part.serve(prompts([64, 128, 192]), Rounding(32).policy(),
-               measure=lambda n, rank, layer, slots: slots if n == 1 else None)  # fmt: skip
-    assert ident in ruled_out(analyse(whole))
-    assert ident not in ruled_out(analyse(part))
 
 
 def test_ranks_whose_files_nobody_saw_may_share_them(tmp_path: Path) -> None:
@@ -46,15 +34,6 @@ def test_ranks_whose_files_nobody_saw_may_share_them(tmp_path: Path) -> None:
 
     assert "ranks-share-store" in ruled_out(run("seen", files=True))
     assert "ranks-share-store" not in ruled_out(run("unseen", files=False))
-
-
-def test_what_was_not_measured_of_some_calls_is_said(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Rounding(32).policy(),
-              measure=lambda n, rank, layer, slots: slots if n == 1 else None)  # fmt: skip
-    said = not_observed(analyse(sim))
-    assert "2 of 4 store calls" in said["stored-nothing"]
-    assert "2 store calls that were watched, of 4" in said["exception-swallowed"]
 
 
 @pytest.mark.parametrize("kind", [Limit.EXCEPTIONS, Limit.STEPS, Limit.THREAD, Limit.PROCESS])
@@ -99,25 +78,10 @@ def test_loads_of_which_nothing_was_seen_rule_nothing_out(tmp_path: Path) -> Non
     assert {"load-after-use", "load-not-injected"} <= set(not_observed(diagnosis))
 
 
-def test_an_open_load_does_not_rule_out_that_it_never_finishes(tmp_path: Path) -> None:
-    sim = Sim(tmp_path / "run")
-    sim.arrive(Prompt("a", 128, digest=1))
-    sim.lookup("a", 0, 127, 127, ASYNC)
-    sim.step([], [Entry("a", 127, 127, 0, LOAD)], tokens=0)
-    sim.clock(10**9)
-    sim.finish("a", 127, 0, "FINISHED_ABORTED")
-    diagnosis = analyse(sim)
-    assert "load-never-finished" not in ruled_out(diagnosis)
-    assert "1 load open for a short time" in not_observed(diagnosis)["load-never-finished"]
-
-
 def loaded(sim: Sim, *layers: int) -> Diagnosis:
     """Two loads of 96 tokens: one was seen to be written into both layers, the other into these of them."""
     for digest, (name, into) in enumerate({"a": (0, 1), "b": layers}.items(), 1):
-        sim.arrive(Prompt(name, 128, digest=digest))
-        sim.lookup(name, 0, 96, 96)
-        step = sim.step([Chunk(name, 96, 32, first=True)], [Entry(name, 128, 128, 0)], prompts={name: 128})
-        sim.finish(name, 128)
+        step = sim.one_step(name, 128, [Entry(name, 128, 128, 0)], taken=96, digest=digest)
         for layer in range(2):
             sim.effect(0, step, layer, 96 if layer in into else 0, hook="start_load_kv", flags=LOAD)
     return analyse(sim)
@@ -132,15 +96,14 @@ def test_a_load_that_missed_a_layer_rules_out_no_part_no_delay(tmp_path: Path) -
 
 def test_without_an_attention_body_no_late_load_is_ruled_out(tmp_path: Path) -> None:
     sim = Sim(tmp_path / "run")
-    sim.arrive(Prompt("a", 128, digest=1))
-    sim.lookup("a", 0, 96, 96)
-    step = sim.step(
-        [Chunk("a", 96, 32, first=True)],
+    step = sim.one_step(
+        "a",
+        128,
         [Entry("a", 128, 128, 0)],
-        prompts={"a": 128},
+        taken=96,
+        digest=1,
         fate=Fate(dead_pairs=frozenset({(0, 0), (0, 1)})),
     )
-    sim.finish("a", 128)
     for layer in range(2):
         sim.effect(0, step, layer, 96, hook="start_load_kv", flags=LOAD)
     diagnosis = analyse(sim)
@@ -172,9 +135,7 @@ def stored(sim: Sim, left_out: int = 0, grade: Grade = Grade.WRITTEN) -> Diagnos
     return diagnose(replace(run, base=run.base.assign(grade=int(grade))))
 
 
-def test_prompts_left_out_may_have_been_taken_for_stored(
-    tmp_path: Path,
-) -> None:
+def test_prompts_left_out_may_have_been_taken_for_stored(tmp_path: Path) -> None:
     assert "false-already-stored" in ruled_out(stored(sim_of(tmp_path, "whole")))
     left = stored(sim_of(tmp_path, "left"), 128)
     assert [finding.id for finding in left.findings] == ["metadata-has-no-store"]

@@ -77,9 +77,7 @@ def test_a_unit_that_fits_behind_earlier_stores_goes_first(
     assert found is not None and found.value == unit
 
 
-def test_of_units_for_all_stores_one_fits_what_loads_left_out(
-    tmp_path: Path,
-) -> None:
+def test_of_units_for_all_stores_one_fits_what_loads_left_out(tmp_path: Path) -> None:
     """A prompt that was loaded and fills one block more; some connectors store nothing after a load."""
     engine = run_of(tmp_path, fan=2).engines[0]
     stored = [sample(145, 128), sample(143, 128)]
@@ -120,9 +118,7 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     assert found is not None and (found.value, found.kind) == (128, "max_num_batched_tokens")
 
 
-def test_incomplete_stores_give_a_unit_only_by_different_tails(
-    tmp_path: Path,
-) -> None:
+def test_incomplete_stores_give_a_unit_only_by_different_tails(tmp_path: Path) -> None:
     engine = run_of(tmp_path, span=96).engines[0]
     unsure = [
         Sample(prompt, (Store(1, named, -1, 0, prompt),), False, False, None, heard=False)
@@ -136,9 +132,7 @@ def test_incomplete_stores_give_a_unit_only_by_different_tails(
     assert found is not None and found.kind == "block_size"
 
 
-def test_of_two_units_that_fit_the_one_of_other_stores_is_it(
-    tmp_path: Path,
-) -> None:
+def test_of_two_units_that_fit_the_one_of_other_stores_is_it(tmp_path: Path) -> None:
     """A healthy connector with units of four blocks, two prompts of which are not known in full."""
     engine = run_of(tmp_path, nblk=4).engines[0]
     known = [sample(137, 128), sample(139, 128)]
@@ -150,9 +144,7 @@ def test_of_two_units_that_fit_the_one_of_other_stores_is_it(
     assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 32
 
 
-def test_of_two_units_a_loaded_prompts_tail_may_rule_the_larger(
-    tmp_path: Path,
-) -> None:
+def test_of_two_units_a_loaded_prompts_tail_may_rule_the_larger(tmp_path: Path) -> None:
     engine = run_of(tmp_path, span=64).engines[0]
     unit = infer_unit(engine, [sample(207, 192), sample(223, 192)], [])
     assert unit is not None and {unit.value, *unit.larger, *unit.also} >= {32, 64}
@@ -293,13 +285,20 @@ def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, empti
     assert any("8 of 8 files that it wrote" in line for line in found.evidence) == emptied
 
 
+def lost_of(run: Run, request: int, start: int, end: int, ended: SaveEnd, step: int, pairs: int = 2,
+            chunk: int = 0, kind: str = "prefill") -> pd.DataFrame:  # fmt: skip
+    """What the run lost: one range of a request's positions."""
+    tag = run.engines[0].tag
+    row = (request, tag, start, end, pairs, kind, chunk, step, int(ended), True, int(Grade.READ), -1)
+    return pd.DataFrame([row], columns=list(LOST_COLUMNS))
+
+
 @pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])
 def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, last: int, ident: str) -> None:
     """Of those after the sixteenth the steps are not all known: what is lost after it is theirs."""
     run = run_of(tmp_path)
     step = int(run.requests["chunk_step"].iloc[1])
-    row = (1, run.engines[0].tag, 0, 128, 2, "prefill", 0, step, int(SaveEnd.NOT_AT_REST), True, 2, -1)
-    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
+    lost = lost_of(run, 1, 0, 128, SaveEnd.NOT_AT_REST, step)
     fact = swallowed(places=((step + last, ""),) * 16, count=16, went_on=False)
     found = diagnose(
         replace(run, lost=lost, base=run.base[run.base["request"] != 1], swallowed=(fact,))
@@ -315,8 +314,7 @@ def test_what_is_lost_of_an_earlier_prompt_is_not_held(tmp_path: Path, end: Save
     sim.write()
     run = read_run(tmp_path)
     step = int(run.requests["chunk_step"].iloc[0])
-    row = (0, run.engines[0].tag, 64, 128, 1, "prefill", 0, step, int(end), True, int(Grade.READ), -1)
-    case = make_case(replace(run, lost=pd.DataFrame([row], columns=list(LOST_COLUMNS))))
+    case = make_case(replace(run, lost=lost_of(run, 0, 64, 128, end, step, pairs=1)))
     assert kept_before(case, case.requests[1], Grade.DECLARED) == kept
 
 
@@ -378,8 +376,7 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
 ) -> None:
     run = run_of(tmp_path)
     first = int(run.requests["chunk_step"].iloc[0])
-    row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ), -1)
-    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
+    lost = lost_of(run, 0, 0, 64, end, first)
     base = run.base[run.base["request"] != 0]
     facts = (swallowed(places=((first, ""),)),)
     diagnosis = diagnose(replace(run, lost=lost, base=base, swallowed=facts))
@@ -410,8 +407,7 @@ def test_an_exception_stands_before_what_it_explains(
 ) -> None:
     run = run_of(tmp_path)
     first = int(run.requests["chunk_step"].iloc[0])
-    row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ), -1)
-    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
+    lost = lost_of(run, 0, 0, 64, end, first)
     raised = HookException(hook=hook, type="OSError", message="x", where="s.py:1", step=first, count_so_far=1)
     base = run.base[run.base["request"] != 0]
     requests = run.requests.assign(saved=0)
@@ -429,9 +425,7 @@ def test_an_exception_stands_before_what_it_explains(
 )
 def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grade: Grade, ident: str) -> None:
     run = run_of(tmp_path)
-    tag = run.engines[0].tag
-    row = (0, tag, 64, 66, 2, "decode", -1, 0, int(SaveEnd.NOTHING_READ), True, int(Grade.READ), -1)
-    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
+    lost = lost_of(run, 0, 64, 66, SaveEnd.NOTHING_READ, 0, chunk=-1, kind="decode")
     engine = replace(run.engines[0], decode_entries=1)
     total = run.total + 4
     diagnosis = diagnose(
@@ -442,21 +436,7 @@ def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grad
 
 def test_what_nobody_reads_says_nothing_if_no_read_was_seen(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    row = (
-        0,
-        run.engines[0].tag,
-        32,
-        64,
-        2,
-        "prefill",
-        0,
-        1,
-        int(SaveEnd.NOT_DECLARED),
-        True,
-        int(Grade.READ),
-        -1,
-    )
-    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
+    lost = lost_of(run, 0, 32, 64, SaveEnd.NOT_DECLARED, 1)
     kept = run.base[run.base["request"] != 0]
     unread = replace(run, lost=lost, base=kept, total=run.total - 64)
     base = kept.assign(grade=int(Grade.READ))
@@ -471,10 +451,8 @@ def test_a_part_of_a_prompt_whose_metadata_is_not_understood(tmp_path: Path) -> 
     """That the metadata names no more is not known: a worker that takes less looks the same."""
     run = run_of(tmp_path)
     step = int(run.entries["step"].iloc[0])
-    tag, ended, grade = run.engines[0].tag, int(SaveEnd.NOT_DECLARED), int(Grade.READ)
-    row = (0, tag, 32, 64, 2, "prefill", 0, step, ended, True, grade, -1)
-    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
-    base = run.base.assign(grade=grade)
+    lost = lost_of(run, 0, 32, 64, SaveEnd.NOT_DECLARED, step)
+    base = run.base.assign(grade=int(Grade.READ))
     base.loc[base["request"] == 0, ["amount", "prompt"]] -= 64
     partly = replace(run, lost=lost, base=base)
     assert [one.id for one in diagnose(partly).findings] == ["metadata-has-no-store"]
@@ -512,24 +490,18 @@ def test_a_stored_part_read_again_tells_nothing_of_the_unit(tmp_path: Path) -> N
     sim = Sim(tmp_path, block=16, kv_blocks=64, ints={"unit": 16})
     kept_of(sim, "r1", 70, 0, 64, (1, 2, 3, 4))
     kept_of(sim, "r2", 90, 0, 80, (5, 6, 7, 8))
-    sim.arrive(Prompt("r3", 70, digest=2, prefixes=(1, 2, 3, 4)))
-    sim.lookup("r3", 0, 0, 0)
-    sim.step([Chunk("r3", 0, 70, first=True)], [Entry("r3", 32, -1, 0)], prompts={"r3": 70})
+    sim.one_step("r3", 70, [Entry("r3", 32, -1, 0)], digest=2, prefixes=(1, 2, 3, 4))
     sim.read("r3", 0, 32)
-    sim.finish("r3", 70)
     found = {one.id: one.tokens for one in analyse(sim).findings}
     assert "metadata-has-no-store" not in found and found["below-save-granularity"] == 6 + 10 + 6
 
 
-def test_blocks_kept_for_an_unseen_save_say_nothing_of_the_unit(
-    tmp_path: Path,
-) -> None:
+def test_blocks_kept_for_an_unseen_save_say_nothing_of_the_unit(tmp_path: Path) -> None:
     """It is copied when its request is over, and no entry is read of it. All others are below the unit."""
     sim = Sim(tmp_path, block=64, kv_blocks=64, ints={"unit": 256})
     for n, length in enumerate((81, 119, 245, 278)):
         name = f"r{n}"
-        sim.arrive(Prompt(name, length, digest=n + 1))
-        sim.step([Chunk(name, 0, length, first=True)], prompts={name: length})
+        sim.one_step(name, length, digest=n + 1, ends=False)
         if length > 256:
             sim.open_save(name)
         sim.finish(name, length)
@@ -545,22 +517,15 @@ def test_what_is_shorter_than_a_unit_was_not_taken_for_stored(tmp_path: Path) ->
     sim = Sim(tmp_path, block=16, kv_blocks=64)
     kept_of(sim, "r1", 200, 0, 192, (1, 2, 3, 4))
     kept_of(sim, "r2", 250, 0, 192, (5, 6, 7, 8))
-    sim.arrive(Prompt("r3", 56, digest=4, prefixes=(1, 9)))
-    sim.lookup("r3", 0, 0, 0)
-    sim.step([Chunk("r3", 0, 56, first=True)], [], prompts={"r3": 56})
-    sim.finish("r3", 56)
+    sim.one_step("r3", 56, digest=4, prefixes=(1, 9))
     found = [one.id for one in analyse(sim).findings]
     assert found[0] == "below-save-granularity" and "false-already-stored" not in found
 
 
-def test_generated_tokens_in_a_prompts_last_block_are_no_sign(
-    tmp_path: Path,
-) -> None:
+def test_generated_tokens_in_a_prompts_last_block_are_no_sign(tmp_path: Path) -> None:
     """Whole blocks are read when a request is over; what is generated beyond its last one is not offered."""
     sim = Sim(tmp_path, block=16, kv_blocks=64)
-    sim.arrive(Prompt("r1", 30, digest=1))
-    sim.lookup("r1", 0, 0, 0)
-    sim.step([Chunk("r1", 0, 30, first=True)], [Entry("r1", 32, -1, 0)], prompts={"r1": 30})
+    sim.one_step("r1", 30, [Entry("r1", 32, -1, 0)], digest=1, ends=False)
     for _ in range(5):
         sim.step([], [], tokens=1)
     sim.read("r1", 0, 32)

@@ -108,29 +108,20 @@ def test_a_fault_that_explains_no_lost_token_is_no_reason(tmp_path: Path) -> Non
     assert text.endswith(f": of each prompt only whole units of 32 tokens are stored. {headline}."), text
 
 
-def test_wrong_data_stands_before_more_tokens_of_other_faults(tmp_path: Path) -> None:
-    """A key without its prefix stood behind slots-short, and behind requests that asked for no transfer."""
+@pytest.mark.parametrize(
+    "order",
+    [
+        # A key without its prefix stood behind slots-short, and behind requests that asked for no transfer.
+        [("kv-load-wrong", 64.0), ("slots-short", 73.0), ("metadata-has-no-store", 1070.0)],
+        # What a load never wrote is wrong as well: one bug, told by its root.
+        [("load-not-injected", 448.0), ("kv-load-wrong", 0.0)],
+    ],
+    ids=["before more tokens of other faults", "behind the fault that counts its tokens"],
+)
+def test_where_wrong_data_stands(tmp_path: Path, order: list[tuple[str, float]]) -> None:
     sim = Sim(tmp_path)
     sim.write()
     case = make_case(read_run(tmp_path))
-    found = [
-        case.finding(CATALOGUE[ident], "x", tokens=tokens)
-        for ident, tokens in (
-            ("metadata-has-no-store", 1070.0),
-            ("slots-short", 73.0),
-            ("kv-load-wrong", 64.0),
-        )
-    ]
+    found = [case.finding(CATALOGUE[ident], "x", tokens=tokens) for ident, tokens in reversed(order)]
     found.sort(key=lambda one: _order(one, frozenset()))
-    assert [one.id for one in found] == ["kv-load-wrong", "slots-short", "metadata-has-no-store"]
-
-
-def test_wrong_kv_that_another_fault_counts_stands_behind_it(tmp_path: Path) -> None:
-    """What a load never wrote is wrong as well: one bug, told by its root."""
-    sim = Sim(tmp_path)
-    sim.write()
-    case = make_case(read_run(tmp_path))
-    counted = (("kv-load-wrong", 0.0), ("load-not-injected", 448.0))
-    found = [case.finding(CATALOGUE[ident], "x", tokens=tokens) for ident, tokens in counted]
-    found.sort(key=lambda one: _order(one, frozenset()))
-    assert [one.id for one in found] == ["load-not-injected", "kv-load-wrong"]
+    assert [one.id for one in found] == [ident for ident, _ in order]

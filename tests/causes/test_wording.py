@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
-from test_rules import analyse, ids, prompts, ruled_out, tokens
+from synth import Entry, Policy, Prompt, Rounding, Sim
+from test_rules import analyse, prompts, ruled_out
 
 from kvtrace.causes import Diagnosis
 
@@ -80,23 +80,6 @@ def test_one_prompt_is_spoken_of_as_one(tmp_path: Path) -> None:
     assert "all 2 prompts here have 50 tokens; 2 are shorter than one unit; 0 lose" in said(
         analyse(sim), "below-save-granularity"
     )
-
-
-def test_counts_are_grouped(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, batched=2048, ints={"unit": 2048})
-    sim.serve(prompts([1870, 2210]), Rounding(2048).policy())
-    diagnosis = analyse(sim)
-    assert "1 870 to 2 210 tokens" in said(diagnosis, "below-save-granularity")
-    assert tokens(diagnosis)["saved"] == 2048 and ids(diagnosis)
-
-
-def test_a_chunk_step_is_named(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, batched=128, ints={"unit": 32})
-    sim.arrive(Prompt("a", 256, digest=1))
-    sim.step([Chunk("a", 0, 128, first=True)], [Entry("a", 128, 256, 0)], prompts={"a": 256})
-    sim.step([Chunk("a", 128, 128)], prompts={"a": 256})
-    sim.finish("a", 256, 1)
-    assert ids(analyse(sim)) == ["first-chunk-only"]
 
 
 def test_the_connector_comes_before_the_engine(tmp_path: Path) -> None:

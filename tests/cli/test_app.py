@@ -90,9 +90,6 @@ def test_alone_it_shows_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "x", "y"], "y"),
         (["explain", "x", "--format", "pdf"], "pdf"),
         (["explain", "a\nb\x1b[2J"], "a b\\x1b[2J"),
-        (["run"], "no command"),
-        (["run", "--"], "no command"),
-        (["run", "--nope", "--", "true"], "--nope"),
         (["docs", "no-such-cause"], "no such cause"),
         (["docs", "decode-not-offerd"], "did you mean decode-not-offered"),
     ],
@@ -152,10 +149,3 @@ def test_errors_become_codes(
         assert "internal error: RuntimeError: a b (test_app.py:" in err
         monkeypatch.setenv("KVTRACE_DEBUG", "1")
         assert "Traceback" in call(capsys, "explain", "x")[2]
-
-
-def test_starting_is_quick_and_loads_no_analysis() -> None:
-    heavy = ("pandas", "numpy", "psutil", "vllm", "torch")
-    code = f"import sys, kvtrace.cli.app; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "[]"

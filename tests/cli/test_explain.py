@@ -122,9 +122,10 @@ def test_run_directory_of_broken_spools(shell: Shell, tmp_path: Path, content: b
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "worker-1.kvt").write_bytes(content)
     (tmp_path / "run.json").write_bytes(b"{not json")
-    code, out, err = shell("explain", str(tmp_path))
-    assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert err.startswith("kvtrace: ") and "internal error" not in err
+    for words in (["explain"], ["requests"], ["why", "--request", "x"]):
+        code, out, err = shell(*words, str(tmp_path))
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert err.startswith("kvtrace: ") and "internal error" not in err
 
 
 def run_cli(*words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:

@@ -22,6 +22,7 @@ SAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "report" / "sample.py"))
 ROOT = Path(__file__).resolve().parents[2]
 Shell = Callable[..., tuple[int, str, str]]
 HEAVY = (
+    "psutil",
     "typer",
     "click",
     "rich",

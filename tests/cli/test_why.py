@@ -136,15 +136,6 @@ def test_errors_are_one_line_and_exit_2(
     assert err.startswith("kvtrace: ") and err.count("\n") == 1 and says in err
 
 
-@pytest.mark.parametrize("content", [b"", b"KVTRACE\0" + b"\xff" * 200])
-def test_broken_spools(shell: Shell, tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "spool").mkdir()
-    (tmp_path / "spool" / "w.kvt").write_bytes(content)
-    for words in (["why", str(tmp_path), "--request", "x"], ["requests", str(tmp_path)]):
-        code, out, err = shell(*words)
-        assert (code, out, err.count("\n")) == (2, "", 1) and "internal error" not in err
-
-
 def test_scenarios_are_listed_with_what_they_give(shell: Shell) -> None:
     code, out, err = shell("scenario", "list")
     assert (code, err) == (0, "")

@@ -132,28 +132,6 @@ def test_every_call_is_a_slice_with_its_numbers(run: Path) -> None:
     assert {"lookup", "prefill 0 to 300"} <= set(inside)
 
 
-def test_flows_lead_from_metadata_to_each_workers_first_save(run: Path) -> None:
-    found = timeline(run)
-    begun = {
-        flow: values
-        for _, name, values, event in found.instants()
-        if name == "metadata: save"
-        for flow in event.flow_ids
-    }
-    ended = {
-        flow: (track, name, values)
-        for track, name, _, _, values, event in found.slices()
-        for flow in event.terminating_flow_ids
-    }
-    stored = {flow for flow, values in begun.items() if values["slots"] == 512}
-    assert len(stored) == 2 and stored <= set(ended)
-    for flow in stored:
-        track, name, values = ended[flow]
-        assert track == name == "save_kv_layer" and values["layer"].startswith("model.layers.0")
-        assert values["step"] == begun[flow]["step"] == 5
-    assert set(ended) <= set(begun)
-
-
 def test_metadata_that_reaches_no_worker_leaves_its_flow_open(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     sim = Sim(folder, tp=2)

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 from gated import check, contract
-from synth import Chunk, Prompt, Sim
+from synth import Sim
 
 from kvtrace.gate.contract import make_baseline
 from kvtrace.gate.model import baseline_schema
@@ -25,11 +25,9 @@ def traced(where: Path, hook: str | None = "save_kv_layer", watching: int = 1, m
     sim = Sim(where, layers=2, block=16, kv_blocks=64)
     sim.watching = watching
     for name in "abc":
-        sim.arrive(Prompt(name, 64))
-        sim.step([Chunk(name, 0, 64, first=True)], [], prompts={name: 64}, unreadable=mute)
+        sim.one_step(name, 64, unreadable=mute)
         if hook is not None:
             sim.read(name, 0, 64, hook=hook)
-        sim.finish(name, 64)
     sim.write()
     return build_report(where)
 

@@ -541,6 +541,11 @@ class Sim:
                 flags = 0 if self.blocks.table(request, group) else int(begins)
                 self.give(request, self.blocks.take(lacks), group, flags)
 
+    def free(self, request: str) -> None:
+        """Its blocks may be given to others."""
+        assert self.blocks is not None
+        self.blocks.release(request)
+
     def slots(self, request: str, start: int, end: int, group: int = 0) -> list[int]:
         """Where the positions [start, end) of a request are."""
         assert self.blocks is not None
@@ -562,6 +567,15 @@ class Sim:
             ident, amount = w.name(slot_text(touched) or "/"), len(set(touched))
             head = pack_head(Kind.SLOTS, Role.WORKER, code, connector or self.tag * 10 + 1 & 0xFF, flags)
             w.add(*rows.SlotsTouched(head, when, w.name(name), step, ident, amount, 0, self._calls))
+
+    def touch_all(self, slots: Iterable[int], **more: Any) -> None:
+        """The same slots in each layer."""
+        self.touch(dict.fromkeys(range(self.layers), slots), **more)
+
+    def touch_unknown(self, **more: Any) -> None:
+        """A slot in each layer, of which is not known which it was."""
+        self.workers[0].names["0+1"] = 0
+        self.touch_all([0], **more)
 
     def read(
         self, request: str, start: int, end: int, *, layers: Sequence[int] | None = None, **more: Any
@@ -635,6 +649,21 @@ class Sim:
         self.workers[rank].add(*row)
 
     # -- a whole request after the other
+
+    def one_step(
+        self, request: str, prompt: int, entries: Sequence[Entry] = (), *, taken: int = 0, digest: int = 0,
+        prefixes: tuple[int, ...] = (), ends: bool = True, **step: Any,
+    ) -> int:  # fmt: skip
+        """A request comes, ``taken`` tokens of its prompt are the connector's, the rest is computed in one
+        step, which is returned; and it ends."""
+        self.arrive(Prompt(request, prompt, digest=digest, prefixes=prefixes))
+        if taken:
+            self.lookup(request, 0, taken, taken)
+        chunk = Chunk(request, taken, prompt - taken, first=True)
+        number = self.step([chunk], entries, prompts={request: prompt}, **step)
+        if ends:
+            self.finish(request, prompt)
+        return number
 
     def serve(
         self, prompts: Sequence[Prompt], policy: Policy, *, local: Callable[[Prompt], int] = lambda p: 0,

@@ -161,7 +161,7 @@ def _into_the_same_blocks(folder: Path, prints: list[int], *, writes: bool = Fal
     cache.sim.grow("a", 4 * BLOCK)
     cache.computes("a", [5, 6, 7, 8], answer=0)
     cache.sim.finish("a", 4 * BLOCK)
-    cache.sim.blocks.release("a")  # type: ignore[union-attr]
+    cache.sim.free("a")
     cache.sim.grow("b", 4 * BLOCK)
     cache.loads("b", prints, B)
     if writes:

@@ -39,9 +39,7 @@ def layers(run: Run) -> list[str]:
     return [layer for _, layer in row.places[LoadEnd.WRONG]]
 
 
-def test_exactly_the_layers_with_wrong_kv_are_named(
-    tmp_path: Path,
-) -> None:
+def test_exactly_the_layers_with_wrong_kv_are_named(tmp_path: Path) -> None:
     made = cache(tmp_path)
     run = loads(made, [5, 99, 7], [RIGHT[0], [21, 22, 24, 23], RIGHT[2]])
     (said,) = why(run)

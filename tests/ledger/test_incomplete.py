@@ -59,8 +59,7 @@ def test_a_scheduler_whose_recording_stopped(tmp_path: Path) -> None:
 
 def test_all_is_not_said_of_a_part(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=1)
-    sim.arrive(Prompt("a", 64, digest=1))
-    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64, 64, 0)], prompts={"a": 64})
+    sim.one_step("a", 64, [Entry("a", 64, 64, 0)], digest=1, ends=False)
     sim.finish("a", 64, 1)
     whole = report_of(sim)["verdict"]
     assert whole.startswith("All 64 prompt tokens")

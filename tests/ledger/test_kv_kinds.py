@@ -38,7 +38,7 @@ HYBRID = (group("MambaSpec", 64, 0, 2), group("FullAttentionSpec", 32, 1))
 def test_layers_with_a_state_are_said_to_be_in_no_token_book(tmp_path: Path) -> None:
     run = read_run(served(tmp_path, *HYBRID))
     engine = run.engines[0]
-    assert layers_of(run) == (LAYERS[1],) and engine.pairs == 1
+    assert layers_of(run) == (LAYERS[1],) and engine.pairs == 1 and engine.block_size == 32
     assert engine.other_layers == {LAYERS[0]: "state", LAYERS[2]: "state"}
     assert any(note.startswith("2 layers keep a state") for note in run.notes)
 
@@ -54,10 +54,6 @@ def test_save_hooks_are_due_on_layers_with_kv_of_tokens_alone(tmp_path: Path) ->
     assert "layer-not-hooked" not in [finding["id"] for finding in report["findings"]]
 
 
-def test_the_block_size_is_that_of_kv_of_tokens(tmp_path: Path) -> None:
-    assert read_run(served(tmp_path, *HYBRID)).engines[0].block_size == 32
-
-
 def test_the_report_tells_groups_of_each_kind_and_block_size(tmp_path: Path) -> None:
     groups = group("SlidingWindowSpec", 32, 0), group("SlidingWindowSpec", 32, 1), group("MambaSpec", 64, 2)
     told = build_report(served(tmp_path, *groups))["run"]["engines"][0]["kv_groups"]
@@ -67,9 +63,7 @@ def test_the_report_tells_groups_of_each_kind_and_block_size(tmp_path: Path) -> 
     ]
 
 
-def test_a_workers_word_of_its_layers_goes_before_a_schedulers(
-    tmp_path: Path,
-) -> None:
+def test_a_workers_word_of_its_layers_goes_before_a_schedulers(tmp_path: Path) -> None:
     told = {"kv_layers": LAYERS[:2], "other_layers": {LAYERS[2]: "encoder"}}
     run = read_run(served(tmp_path, group("FullAttentionSpec", 32, 0, 1), told=told))
     assert layers_of(run) == tuple(LAYERS[:2])

@@ -95,14 +95,8 @@ def test_waiting_for_an_answer(tmp_path: Path) -> None:
     assert accounts(sim) == {"local-hit": 32, "pending": 96}
 
 
-def test_negative_answers_count_as_nothing(tmp_path: Path) -> None:
-    sim = one(tmp_path)
-    sim.lookup("a", 96, -32, 0)
-    sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
-    assert accounts(sim) == {"local-hit": 96, "missed:lookup-miss": 32}
-
-
-def test_the_worker_did_not_get_there(tmp_path: Path) -> None:
+def test_a_load_that_nobody_saw_is_not_called_loaded(tmp_path: Path) -> None:
+    """One rank's trace ends before the step; the other one's, whose records were lost, may not."""
     sim = one(tmp_path, tp=2)
     sim.step([], tokens=1)
     take(sim, 96, fate=Fate(missing_ranks=frozenset({0, 1})))
@@ -111,55 +105,67 @@ def test_the_worker_did_not_get_there(tmp_path: Path) -> None:
     assert named(read_run(sim.dir).loads).accounts == {
         "pending": 96 * 2, "not-observed": 96 * 2, "missed:lookup-miss": 32 * 4,
     }  # fmt: skip
+    assert saves(sim) == {"pending": 64, "not-observed": 64}  # half of the pairs each
 
 
-def test_measured_slots(tmp_path: Path) -> None:
-    sim = one(tmp_path, layers=2, noop=("wait_for_layer_load",))
+HOOKS_ALONE = ("wait_for_layer_load",)
+"""start_load_kv must do it itself."""
+
+
+@pytest.mark.parametrize(
+    ("noop", "effects", "failed", "want"),
+    [
+        (HOOKS_ALONE, {0: 96, 1: 96}, 0, {"loaded": 96}),
+        (HOOKS_ALONE, {None: 0}, 0, {"not-loaded:load-not-injected": 96}),
+        # A thread or native code may have done it.
+        (HOOKS_ALONE, {None: -1}, 0, {"loaded": 96}),
+        ((), {None: 0}, 0, {"loaded": 96}),
+        (HOOKS_ALONE, {0: 96}, 0, {"loaded": 96}),
+        ((), {}, 2, {"loaded": 32, "not-loaded:load-failed": 64}),
+        # The connector says why nothing is there: that is no load that nobody heard of.
+        (HOOKS_ALONE, {None: 0}, 2, {"not-loaded:load-failed": 64, "not-loaded:load-not-injected": 32}),
+    ],
+    ids=[
+        "both layers", "nothing", "not known what", "nothing, and other hooks may have", "one layer",
+        "blocks that failed", "nothing, and blocks that failed",
+    ],
+)  # fmt: skip
+def test_what_the_hooks_of_a_load_were_seen_to_write(
+    tmp_path: Path, noop: tuple[str, ...], effects: dict[int | None, int], failed: int, want: dict[str, int]
+) -> None:
+    sim = one(tmp_path, tp=2, noop=noop)
     step = take(sim, 96)
-    for layer in range(2):
-        sim.effect(0, step, layer, 96, hook="start_load_kv", flags=LOAD)
-    sim.write()
-    run = read_run(sim.dir)
-    assert named(run.loads).accounts == {"loaded": 192, "missed:lookup-miss": 64}
-    assert run.loads.trust == "measured"
+    for rank in range(2):
+        for layer, slots in effects.items():
+            sim.effect(rank, step, layer, slots, hook="start_load_kv", flags=LOAD)
+        if failed:
+            errors(sim, rank, step, failed)
+    assert accounts(sim) == {**want, "missed:lookup-miss": 32}
+    if len(effects) == sim.layers:
+        assert read_run(sim.dir).loads.trust == "measured"
 
 
-def test_nothing_written_by_hooks_that_must_do_it_themselves(tmp_path: Path) -> None:
-    sim = one(tmp_path, noop=("wait_for_layer_load",))
-    step = take(sim, 96)
-    sim.effect(0, step, None, 0, hook="start_load_kv", flags=LOAD)
-    assert accounts(sim) == {"not-loaded:load-not-injected": 96, "missed:lookup-miss": 32}
-
-
-def test_nothing_seen_is_not_nothing_written(tmp_path: Path) -> None:
-    """A thread or native code may have done it: no finding."""
-    for i, (slots, noop) in enumerate([(-1, ("wait_for_layer_load",)), (0, ())]):
-        sim = one(tmp_path / str(i), noop=noop)
-        step = take(sim, 96)
-        sim.effect(0, step, None, slots, hook="start_load_kv", flags=LOAD)
-        assert accounts(sim)["loaded"] == 96
-
-
-def test_a_layer_that_a_load_left_to_others(tmp_path: Path) -> None:
-    """start_load_kv wrote one layer; of the other nothing is known."""
-    sim = one(tmp_path, noop=("wait_for_layer_load",))
-    step = take(sim, 96)
-    sim.effect(0, step, 0, 96, hook="start_load_kv", flags=LOAD)
-    assert accounts(sim)["loaded"] == 96
-
-
-def test_fewer_slots_than_accepted_by_the_metadata(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("entry", "came"),
+    [
+        (Entry("a", 64, 96, 0, LOAD), (0, 64)),
+        (Entry("a", 32, 96, 32, LOAD), (32, 64)),
+        (Entry("a", 3, 3, -1, LOAD), (0, 96)),  # a count without a place names no slots
+    ],
+)
+def test_positions_that_no_load_entry_names_did_not_come(
+    tmp_path: Path, entry: Entry, came: tuple[int, int]
+) -> None:
     sim = one(tmp_path)
     sim.lookup("a", 0, 96, 96)
-    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 64, 96, 0, LOAD)], prompts={"a": 128})
-    assert accounts(sim) == {"loaded": 64, "not-loaded:loaded-partly": 32, "missed:lookup-miss": 32}
-
-
-def test_a_count_without_a_place_names_no_slots(tmp_path: Path) -> None:
-    sim = one(tmp_path)
-    sim.lookup("a", 0, 96, 96)
-    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 3, 3, -1, LOAD)], prompts={"a": 128})
-    assert accounts(sim)["loaded"] == 96
+    sim.step([Chunk("a", 96, 32, first=True)], [entry], prompts={"a": 128})
+    amount = came[1] - came[0]
+    partly = {"not-loaded:loaded-partly": 96 - amount} if amount < 96 else {}
+    assert accounts(sim) == {"loaded": amount, **partly, "missed:lookup-miss": 32}
+    for span in read_run(sim.dir, watch=("a",)).spans:
+        if span.end <= 96:
+            inside = came[0] <= span.start and span.end <= came[1]
+            assert span.outcome == (Outcome("loaded") if inside else Outcome("not-loaded", LoadEnd.PARTLY))
 
 
 def test_what_is_missing_in_one_layer_is_not_loaded_at_all() -> None:
@@ -171,24 +177,6 @@ def test_what_is_missing_in_one_layer_is_not_loaded_at_all() -> None:
         lost={(part,): 0b100},
     )
     assert of_load(cast(LoadOf, load), 4) == {LoadEnd.NOT_WRITTEN: 64, LoadEnd.MISSED: 8}
-
-
-def test_blocks_that_failed(tmp_path: Path) -> None:
-    sim = one(tmp_path, tp=2)
-    step = take(sim, 96)
-    errors(sim, 0, step, 2)
-    errors(sim, 1, step, 2)
-    assert accounts(sim) == {"loaded": 32, "not-loaded:load-failed": 64, "missed:lookup-miss": 32}
-
-
-def test_blocks_that_failed_were_not_written_either(tmp_path: Path) -> None:
-    """The connector says why nothing is there: that is no load that nobody heard of."""
-    sim = one(tmp_path, noop=("wait_for_layer_load",))
-    step = take(sim, 96)
-    sim.effect(0, step, None, 0, hook="start_load_kv", flags=LOAD)
-    errors(sim, 0, step, 2)
-    want = {"not-loaded:load-failed": 64, "not-loaded:load-not-injected": 32, "missed:lookup-miss": 32}
-    assert accounts(sim) == want
 
 
 def test_asynchronous(tmp_path: Path) -> None:
@@ -216,37 +204,33 @@ def test_asynchronous_and_failed(tmp_path: Path) -> None:
         assert accounts(sim) == (want if failed else {"loaded": 32, **want})
 
 
-def test_asynchronous_that_failed_until_the_request_ended(tmp_path: Path) -> None:
-    """vLLM asks once more after a load that failed: such a request may never run."""
+@pytest.mark.parametrize(
+    ("times", "status"),
+    [
+        (2, "FINISHED_ABORTED"),  # vLLM asks once more after a load that failed
+        # Its default, ``kv_load_failure_policy`` "fail": no chunk and no second lookup tells of it.
+        (1, "FINISHED_ERROR"),
+    ],
+)
+def test_asynchronous_that_failed_and_the_request_never_ran(tmp_path: Path, times: int, status: str) -> None:
     sim = one(tmp_path)
-    for _ in range(2):
+    for _ in range(times):
         sim.lookup("a", 0, 96, 96, ASYNC)
         errors(sim, 0, sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0), 3)
         done(sim, "a", 0)
         done(sim, "a")
-    sim.finish("a", 0, status="FINISHED_ABORTED")
+    sim.finish("a", 0, 0, status)
     assert accounts(sim) == {"not-loaded:load-failed": 96, "missed:lookup-miss": 32}
 
 
-def test_asynchronous_that_failed_and_ended_the_request(tmp_path: Path) -> None:
-    """vLLM's default, ``kv_load_failure_policy`` "fail": no chunk and no second lookup tells of it."""
+@pytest.mark.parametrize(("seconds", "account"), [(1, "pending"), (6, "not-loaded:load-never-finished")])
+def test_asynchronous_and_still_open(tmp_path: Path, seconds: int, account: str) -> None:
     sim = one(tmp_path)
     sim.lookup("a", 0, 96, 96, ASYNC)
-    errors(sim, 0, sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0), 3)
-    done(sim, "a", 0)
-    done(sim, "a")
-    sim.finish("a", 0, 0, "FINISHED_ERROR")
-    assert accounts(sim) == {"not-loaded:load-failed": 96, "missed:lookup-miss": 32}
-
-
-def test_asynchronous_and_still_open(tmp_path: Path) -> None:
-    for i, (seconds, account) in enumerate([(1, "pending"), (6, "not-loaded:load-never-finished")]):
-        sim = one(tmp_path / str(i))
-        sim.lookup("a", 0, 96, 96, ASYNC)
-        sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0)
-        sim.clock(seconds * 10**9)
-        sim.finish("a", 96, 0, "FINISHED_ABORTED")
-        assert accounts(sim) == {account: 96, "missed:lookup-miss": 32}
+    sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0)
+    sim.clock(seconds * 10**9)
+    sim.finish("a", 96, 0, "FINISHED_ABORTED")
+    assert accounts(sim) == {account: 96, "missed:lookup-miss": 32}
 
 
 def test_a_load_after_a_preemption_is_not_booked_twice(tmp_path: Path) -> None:
@@ -338,26 +322,6 @@ def test_what_failed_and_was_not_computed(tmp_path: Path) -> None:
         (96, 128, Outcome("not-saved", SaveEnd.NOT_DECLARED)),
     ]  # fmt: skip
     assert saves(sim)["not-loaded:load-failed"] == 64
-
-
-def test_positions_that_no_load_entry_names(tmp_path: Path) -> None:
-    sim = one(tmp_path)
-    sim.lookup("a", 0, 96, 96)
-    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 32, 96, 32, LOAD)], prompts={"a": 128})
-    sim.write()
-    spans = read_run(sim.dir, watch=("a",)).spans
-    partly = Outcome("not-loaded", LoadEnd.PARTLY)
-    assert [(span.start, span.end, span.outcome) for span in spans][:3] == [
-        (0, 32, partly), (32, 64, Outcome("loaded")), (64, 96, partly),
-    ]  # fmt: skip
-
-
-def test_a_load_that_nobody_saw_is_not_called_loaded(tmp_path: Path) -> None:
-    sim = one(tmp_path, tp=2)
-    sim.step([], tokens=1)
-    take(sim, 96, fate=Fate(missing_ranks=frozenset({0, 1})))
-    sim.workers[1].trailer(2, 10)
-    assert saves(sim) == {"pending": 64, "not-observed": 64}  # half of the pairs each
 
 
 def test_lost_in_loading_and_computed_after_a_preemption(tmp_path: Path) -> None:

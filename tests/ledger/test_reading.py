@@ -82,8 +82,7 @@ def test_a_missing_file_was_to_be_written_where_none_ever_was(
 def test_coverage_counts_layer_steps_once(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=3)
     sim.step([], tokens=8, dummy=True)
-    sim.arrive(Prompt("a", 64))
-    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64)], prompts={"a": 64}, fate=Fate(twice=True))
+    sim.one_step("a", 64, [Entry("a", 64)], ends=False, fate=Fate(twice=True))
     sim.step([], tokens=1, fate=Fate(dead_pairs=frozenset({(0, 2)}), direct=True))
     sim.step([], tokens=0)
     sim.write()
@@ -259,18 +258,6 @@ def test_what_is_recomputed_after_a_failed_load_was_not_loaded(tmp_path: Path) -
     assert accounts == {"loaded": 64 * pairs, "saved": 64 * pairs}
 
 
-def test_clamped_lookup(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, layers=1)
-    sim.arrive(Prompt("a", 128, digest=1))
-    sim.lookup("a", 0, 127, 96)
-    sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
-    sim.finish("a", 128, 1)
-    sim.write()
-    assert named(read_run(tmp_path).loads).accounts == {
-        "loaded": 96, "clamped:lookup-clamped": 31, "missed:lookup-miss": 1,
-    }  # fmt: skip
-
-
 def test_pending_and_not_observed(tmp_path: Path) -> None:
     sim = Sim(tmp_path, tp=2, layers=1)
     sim.arrive(Prompt("a", 128, digest=1))
@@ -282,30 +269,23 @@ def test_pending_and_not_observed(tmp_path: Path) -> None:
     assert account(tmp_path) == {"saved": 128, "pending": 64, "not-observed": 64}
 
 
-def test_slots_count_and_not_tokens(tmp_path: Path) -> None:
-    """ExampleConnector's first chunk speaks of 384 tokens and names the slots of 128."""
-    sim = Sim(tmp_path, layers=1, batched=128)
-    sim.arrive(Prompt("a", 400, digest=1))
-    sim.step([Chunk("a", 0, 128, first=True)], [Entry("a", 128, 384)], prompts={"a": 400})
-    sim.write()
-    assert account(tmp_path)["saved"] == 128
-
-
-def test_slots_of_blocks_that_are_not_filled_yet(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, layers=1, batched=200, block=128)
-    sim.arrive(Prompt("a", 400, digest=1))
-    sim.step([Chunk("a", 0, 200, first=True)], [Entry("a", 256, 384)], prompts={"a": 400})
-    sim.write()
-    assert account(tmp_path)["saved"] == 200
-
-
-def test_a_connector_within_another_declares_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("computed", "entries", "saved"),
+    [
+        (128, [Entry("a", 128, 384)], 128),  # ExampleConnector's first chunk speaks of all 384 tokens
+        (200, [Entry("a", 256, 384)], 200),
+        (300, [Entry("a", 128), Entry("a", 128)], 128),
+    ],
+    ids=["slots count, not tokens", "slots of blocks not filled yet", "a connector within another, once"],
+)
+def test_what_is_declared_is_what_its_slots_hold(
+    tmp_path: Path, computed: int, entries: list[Entry], saved: int
+) -> None:
     sim = Sim(tmp_path, layers=1)
-    sim.arrive(Prompt("a", 300, digest=1))
-    sim.step([Chunk("a", 0, 300, first=True)], [Entry("a", 128), Entry("a", 128)], prompts={"a": 300})
-    sim.finish("a", 300, 1)
+    sim.arrive(Prompt("a", 400, digest=1))
+    sim.step([Chunk("a", 0, computed, first=True)], entries, prompts={"a": 400})
     sim.write()
-    assert account(tmp_path)["saved"] == 128
+    assert account(tmp_path)["saved"] == saved
 
 
 def test_worker_without_facts(tmp_path: Path) -> None:

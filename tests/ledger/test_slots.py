@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,13 @@ def cache(tmp_path: Path, **more: object) -> Sim:
     return Sim(tmp_path, **{"layers": 1, "block": 4, "kv_blocks": 64, **more})  # type: ignore[arg-type]
 
 
-def resolved(sim: Sim, rank: int = 0) -> tuple[Slots, list[str]]:
+def resolved(sim: Sim) -> tuple[Slots, list[str]]:
     """What a worker touched, and the ids of the requests by row."""
     sim.write()
     scans = [scan(path) for path in spool_paths(sim.dir)]
     engine = topology(scans, read_run_file(sim.dir)[0]).engines[0]
     found = collect(scans, {engine.tag}).requests
-    worker = engine.workers[rank]
+    worker = engine.workers[0]
     spool = next(one for one in scans if one.name == worker.spool)
     given = given_blocks(scans, found).get(engine.tag, [])
     slots = slots_of(engine, worker, touches(spool, worker), given, dict(enumerate(found)))
@@ -48,7 +49,12 @@ def owners(sim: Sim) -> dict[str, list[Touch]]:
     return {ids[row]: list(reads) for row, reads in slots.reads.items()}
 
 
-def only(sim: Sim, request: str = "a") -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+def positions(sim: Sim) -> dict[str, list[Parts]]:
+    """... the computed ones of each read."""
+    return {request: [touch.positions for touch in reads] for request, reads in owners(sim).items()}
+
+
+def only(sim: Sim, request: str = "a") -> tuple[Parts, Parts]:
     """Positions of the one read of one request that had been computed, and that had not."""
     (touch,) = owners(sim)[request]
     return touch.positions, touch.stale
@@ -83,6 +89,27 @@ def test_slots_touched_in_part_are_not_counted() -> None:
     assert parse("8+4/16+1").slots == 4
 
 
+# --------------------------------------------------------------------------------- block tables
+
+
+@pytest.mark.parametrize(
+    ("blocks", "touched", "positions"),
+    [
+        ([7, 3], [*range(12, 16), *range(28, 32)], ((0, 8),)),
+        ([9, 8, 7], range(28, 34), ((4, 6), (8, 12))),
+    ],
+    ids=["in any order", "a falling run"],
+)
+def test_new_blocks_are_the_tokens_of_their_places(
+    tmp_path: Path, blocks: list[int], touched: Sequence[int], positions: Parts
+) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", blocks, flags=FIRST)
+    compute(sim, "a", 0, 4 * len(blocks))
+    sim.touch({0: touched})
+    assert only(sim) == (positions, ())
+
+
 def test_slots_of_which_a_part_was_read_are_no_tokens(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     compute(sim, "a", 0, 8)
@@ -91,15 +118,30 @@ def test_slots_of_which_a_part_was_read_are_no_tokens(tmp_path: Path) -> None:
     assert only(sim) == (((0, 2),), ())
 
 
-# --------------------------------------------------------------------------------- block tables
-
-
-def test_new_blocks_are_the_tokens_of_their_places(tmp_path: Path) -> None:
+def test_a_block_is_the_latest_requests(tmp_path: Path) -> None:
     sim = cache(tmp_path)
-    sim.give("a", [7, 3], flags=FIRST)
+    sim.give("a", [5, 6], flags=FIRST)
     compute(sim, "a", 0, 8)
-    sim.touch({0: [*range(12, 16), *range(28, 32)]})
-    assert only(sim) == (((0, 8),), ())
+    sim.give("b", [6], flags=FIRST)
+    compute(sim, "b", 0, 4)
+    sim.touch({0: range(20, 28)})
+    assert positions(sim) == {"a": [((0, 4),)], "b": [((0, 4),)]}
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["by its lookup", "by its first chunk"])
+def test_a_hit_of_the_prefix_cache_is_both_requests(tmp_path: Path, asked: bool) -> None:
+    sim = cache(tmp_path, prefix_caching=True)
+    sim.asks = False
+    sim.give("a", [5, 6], flags=FIRST)
+    compute(sim, "a", 0, 8)
+    sim.arrive(Prompt("b", 8))
+    if asked:
+        sim.lookup("b", 4, 0, 0)
+    sim.give("b", [5, 9], flags=FIRST)
+    sim.step([Chunk("b", 4, 4, first=True)], prompts={"b": 8})
+    sim.touch({0: range(20, 24)})
+    sim.touch({0: range(36, 40)})
+    assert positions(sim) == {"a": [((0, 4),)], "b": [((0, 4),), ((4, 8),)]}
 
 
 def test_blocks_are_added_to_a_running_request(tmp_path: Path) -> None:
@@ -113,54 +155,6 @@ def test_blocks_are_added_to_a_running_request(tmp_path: Path) -> None:
     assert only(sim) == (((8, 12),), ())
 
 
-def test_a_falling_run_of_blocks(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [9, 8, 7], flags=FIRST)
-    compute(sim, "a", 0, 12)
-    sim.touch({0: range(28, 34)})
-    assert only(sim) == (((4, 6), (8, 12)), ())
-
-
-def test_a_block_is_the_latest_requests(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [5, 6], flags=FIRST)
-    compute(sim, "a", 0, 8)
-    sim.give("b", [6], flags=FIRST)
-    compute(sim, "b", 0, 4)
-    sim.touch({0: range(20, 28)})
-    found = owners(sim)
-    assert [touch.positions for touch in found["a"]] == [((0, 4),)]
-    assert [touch.positions for touch in found["b"]] == [((0, 4),)]
-
-
-def test_a_hit_of_the_prefix_cache_is_both_requests(tmp_path: Path) -> None:
-    sim = cache(tmp_path, prefix_caching=True)
-    sim.give("a", [5, 6], flags=FIRST)
-    compute(sim, "a", 0, 8)
-    sim.arrive(Prompt("b", 8))
-    sim.lookup("b", 4, 0, 0)
-    sim.give("b", [5, 9], flags=FIRST)
-    sim.step([Chunk("b", 4, 4, first=True)], prompts={"b": 8})
-    sim.touch({0: range(20, 24)})
-    sim.touch({0: range(36, 40)})
-    found = owners(sim)
-    assert [touch.positions for touch in found["a"]] == [((0, 4),)]
-    assert [touch.positions for touch in found["b"]] == [((0, 4),), ((4, 8),)]
-
-
-def test_a_hit_without_a_lookup_is_told_by_the_first_chunk(tmp_path: Path) -> None:
-    sim = cache(tmp_path, prefix_caching=True)
-    sim.asks = False
-    sim.give("a", [5, 6], flags=FIRST)
-    compute(sim, "a", 0, 8)
-    sim.give("b", [5, 9], flags=FIRST)
-    compute(sim, "b", 4, 8, first=True)
-    sim.touch({0: range(20, 24)})
-    found = owners(sim)
-    assert [touch.positions for touch in found["a"]] == [((0, 4),)]
-    assert [touch.positions for touch in found["b"]] == [((0, 4),)]
-
-
 def test_blocks_of_a_preempted_request_are_its_own_until_given(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.arrive(Prompt("a", 12))
@@ -172,7 +166,7 @@ def test_blocks_of_a_preempted_request_are_its_own_until_given(tmp_path: Path) -
     sim.give("a", [11, 12, 13], flags=RESUMED)
     sim.step([Chunk("a", 0, 12, first=True, resumed=True)], prompts={"a": 12})
     sim.touch({0: range(52, 56)})
-    assert [touch.positions for touch in owners(sim)["a"]] == [((0, 8),), ((8, 12),)]
+    assert positions(sim) == {"a": [((0, 8),), ((8, 12),)]}
 
 
 def test_the_table_before_a_preemption_is_not_filled_after_it(tmp_path: Path) -> None:
@@ -198,16 +192,6 @@ def test_a_resumed_request_whose_blocks_the_prefix_cache_gives(tmp_path: Path) -
     sim.step([Chunk("a", 8, 4, first=True, resumed=True)], prompts={"a": 12})
     sim.touch({0: range(20, 32)})
     assert only(sim) == (((0, 12),), ())
-
-
-def test_kv_cache_groups_have_their_own_blocks_and_sizes(tmp_path: Path) -> None:
-    sim = cache(tmp_path, layers=2, groups=[(4, [0]), (8, [1])])
-    sim.give("a", [5, 6], 0, FIRST)
-    sim.give("a", [7], 1, FIRST)
-    compute(sim, "a", 0, 8)
-    sim.touch({0: range(24, 28), 1: range(56, 60)})
-    found = owners(sim)["a"]
-    assert [(touch.columns, touch.positions) for touch in found] == [(1, ((4, 8),)), (2, ((0, 4),))]
 
 
 def test_a_block_given_to_another_group_is_not_the_first_ones(tmp_path: Path) -> None:
@@ -278,31 +262,25 @@ def test_an_id_that_is_used_again_is_the_later_request(tmp_path: Path) -> None:
 
 
 def test_a_slot_read_before_the_forward_of_its_step_is_stale(tmp_path: Path) -> None:
+    """... and belongs to no former holder of its block, in the steps after the block's first."""
     sim = cache(tmp_path)
-    sim.arrive(Prompt("a", 8))
-    sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 8})
-    sim.step([Chunk("a", 4, 4)], prompts={"a": 8})
-    sim.read("a", 0, 8, hook="start_load_kv")
-    assert only(sim) == (((0, 4),), ((4, 8),))
-
-
-def test_the_forward_is_told_layer_by_layer(tmp_path: Path) -> None:
-    sim = cache(tmp_path, layers=2)
-    step = compute(sim, "a", 0, 4)
-    between = sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]]
-    sim.read("a", 0, 4, t=between)
-    found = owners(sim)["a"]
-    assert [(touch.columns, touch.positions, touch.stale) for touch in found] == [
-        (1, ((0, 4),), ()), (2, (), ((0, 4),)),
-    ]  # fmt: skip
+    sim.give("a", [5], flags=FIRST)
+    compute(sim, "a", 0, 4)
+    sim.give("b", [5], flags=FIRST)
+    sim.arrive(Prompt("b", 4))
+    sim.step([Chunk("b", 0, 2, first=True)], prompts={"b": 4})
+    sim.step([Chunk("b", 2, 2)], prompts={"b": 4})
+    sim.touch({0: range(20, 24)}, hook="start_load_kv")
+    assert {ids: [(one.positions, one.stale) for one in of] for ids, of in owners(sim).items()} == {
+        "b": [(((0, 2),), ((2, 4),))]
+    }
 
 
 def test_without_a_body_the_wait_for_a_layer_tells_its_time(tmp_path: Path) -> None:
     sim = cache(tmp_path, layers=2)
     sim.workers[0].fact(Fact.TARGET, {"id": "attention-decorator", "status": "late"})
     unseen = Fate(dead_pairs=frozenset({(0, 0), (0, 1)}))
-    sim.arrive(Prompt("a", 4))
-    step = sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 4}, fate=unseen)
+    step = sim.one_step("a", 4, ends=False, fate=unseen)
     for layer in sim.layer_names:
         sim.hook(0, "wait_for_layer_load", step, layer)
         sim.hook(0, "save_kv_layer", step, layer)
@@ -328,28 +306,18 @@ def test_a_block_given_out_holds_old_tokens_until_the_forward(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-def test_a_former_holder_is_forgotten_in_the_steps_after(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [5], flags=FIRST)
-    compute(sim, "a", 0, 4)
-    sim.give("b", [5], flags=FIRST)
-    sim.arrive(Prompt("b", 4))
-    sim.step([Chunk("b", 0, 2, first=True)], prompts={"b": 4})
-    sim.step([Chunk("b", 2, 2)], prompts={"b": 4})
-    sim.touch({0: range(20, 24)}, hook="start_load_kv")
-    assert only(sim, "b") == (((0, 2),), ((2, 4),))
-
-
-def test_decode_tokens_are_there_one_by_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("hook", "there"), [("save_kv_layer", 6), ("start_load_kv", 5)])
+def test_decode_tokens_are_there_one_by_one(tmp_path: Path, hook: str, there: int) -> None:
+    """Before the forward of a step its token is not."""
     sim = cache(tmp_path)
     compute(sim, "a", 0, 4)
     sim.grow("a", 8)
     for _ in range(2):
         sim.step([], tokens=1)
-    sim.read("a", 0, 8)
+    sim.read("a", 0, 8, hook=hook)
     sim.step([], tokens=1)
     sim.finish("a", 7, 4)
-    assert only(sim) == (((0, 6),), ((6, 8),))
+    assert only(sim) == (((0, there),), ((there, 8),))
 
 
 def test_decode_tokens_after_a_preemption_are_computed_again(tmp_path: Path) -> None:
@@ -367,59 +335,16 @@ def test_decode_tokens_after_a_preemption_are_computed_again(tmp_path: Path) -> 
     assert only(sim) == (((0, 9),), ((9, 12),))
 
 
-def test_decode_tokens_before_the_forward_of_their_step(tmp_path: Path) -> None:
+def test_background_work_before_the_forward_reads_the_former(tmp_path: Path) -> None:
+    """A block goes to another request; a thread reads it before that one's forward."""
     sim = cache(tmp_path)
-    compute(sim, "a", 0, 4)
-    sim.grow("a", 8)
-    for _ in range(2):
-        sim.step([], tokens=1)
-    sim.read("a", 0, 8, hook="start_load_kv")
-    sim.finish("a", 6, 3)
-    assert only(sim) == (((0, 5),), ((5, 8),))
-
-
-def test_background_work_reads_what_is_there_a_step_later(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    step = compute(sim, "a", 0, 4)
-    sim.step([], tokens=1)
-    sim.read("a", 0, 4, hook="", step=step)
-    slots, _ = resolved(sim)
-    (touch,) = slots.reads[0]
-    assert (touch.positions, touch.stale, touch.background) == (((0, 4),), (), True)
-    assert slots.last_background_t > 0
-
-
-def test_background_work_after_its_block_was_given_away(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [5], flags=FIRST)
-    step = compute(sim, "a", 0, 4)
-    sim.finish("a", 4)
-    sim.give("b", [5], flags=FIRST)
-    compute(sim, "b", 0, 4)
-    sim.touch({0: range(20, 24)}, hook="", step=step)
-    found = owners(sim)
-    assert list(found) == ["b"]
-    assert [touch.positions for touch in found["b"]] == [((0, 4),)]
-
-
-def given_again(sim: Sim, entry: Entry) -> dict[str, list[tuple[Parts, Parts]]]:
-    """Of a, whose first 4 of 8 tokens were stored, and of b, which gets the block of the others: positions
-    that a thread read of the block before b's forward, those that were computed and those that were not."""
     sim.give("a", [5, 6], flags=FIRST)
-    sim.arrive(Prompt("a", 8))
-    sim.step([Chunk("a", 0, 8, first=True)], [Entry("a", 4, start=0)], prompts={"a": 8})
-    sim.finish("a", 8)
+    sim.one_step("a", 8, [Entry("a", 4, start=0)])
     sim.give("b", [6], flags=FIRST)
-    sim.arrive(Prompt("b", 4))
-    step = sim.step([Chunk("b", 0, 4, first=True)], [entry], prompts={"b": 4})
+    step = sim.one_step("b", 4, [Entry("a", 4, start=4)], ends=False)
     sim.touch({0: range(24, 28)}, hook="", step=step, t=sim.hook_t[0, step, "start_load_kv", ""])
-    return {ids: [(one.positions, one.stale) for one in touched] for ids, touched in owners(sim).items()}
-
-
-def test_background_work_before_the_forward_reads_the_former(
-    tmp_path: Path,
-) -> None:
-    assert given_again(cache(tmp_path), Entry("a", 4, start=4)) == {"a": [(((4, 8),), ())]}
+    (read,) = owners(sim)["a"]
+    assert list(owners(sim)) == ["a"] and (read.positions, read.stale) == (((4, 8),), ())
 
 
 def test_slots_that_hold_nobodys_tokens(tmp_path: Path) -> None:
@@ -430,16 +355,6 @@ def test_slots_that_hold_nobodys_tokens(tmp_path: Path) -> None:
     slots, _ = resolved(sim)
     assert [touch.positions for touch in slots.reads[0]] == [((0, 4),)]
     assert slots.amounts[step, 0][:2] == (12, 8)
-
-
-def test_slots_of_which_it_is_not_known_which_they_were(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    step = compute(sim, "a", 0, 4)
-    sim.workers[0].names["4+4"] = 0
-    sim.read("a", 0, 4)
-    slots, _ = resolved(sim)
-    assert slots.unknown == {(step, 0)}
-    assert not slots.reads and not slots.visible
 
 
 # -------------------------------------------------------------------------- what was read or written
@@ -482,31 +397,9 @@ def test_what_a_load_writes_is_for_whom_the_block_was_given_to(tmp_path: Path) -
     } == {"b": [(((0, 4),), False)]}
 
 
-def test_background_work_writes_for_the_holder_when_asked(
-    tmp_path: Path,
-) -> None:
-    sim = cache(tmp_path)
-    sim.arrive(Prompt("a", 8))
-    sim.lookup("a", 0, 4, 4)
-    sim.give("a", [5, 6], flags=FIRST)
-    asked = sim.step([Chunk("a", 4, 4, first=True)], prompts={"a": 8})
-    sim.finish("a", 8)
-    sim.give("b", [5], flags=FIRST)
-    compute(sim, "b", 0, 4)
-    for step in (asked, 0):
-        sim.touch({0: range(20, 24)}, hook="", step=step, flags=LOAD)
-    slots, ids = resolved(sim)
-    assert {ids[row]: [one.positions for one in touched] for row, touched in slots.writes.items()} == {
-        "a": [((0, 4),)],
-        "b": [((0, 4),)],
-    }
-
-
 def test_what_is_written_after_the_attention_is_late(tmp_path: Path) -> None:
     sim = cache(tmp_path, layers=2)
-    sim.arrive(Prompt("a", 8))
-    sim.lookup("a", 0, 4, 4)
-    step = sim.step([Chunk("a", 4, 4, first=True)], prompts={"a": 8})
+    step = sim.one_step("a", 8, taken=4, ends=False)
     sim.write_kv("a", 0, 4, hook="", t=sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]])
     slots, _ = resolved(sim)
     assert [(touch.columns, touch.late) for touch in slots.writes[0]] == [(1, True), (2, False)]
@@ -520,19 +413,3 @@ def test_a_connector_inside_another_one_counts_once(tmp_path: Path) -> None:
     sim.read("a", 0, 4, step=step, t=sim.clock())
     slots, _ = resolved(sim)
     assert slots.amounts[step, 0].read == 4
-
-
-def test_layers_that_fared_alike_are_one_read(tmp_path: Path) -> None:
-    sim = cache(tmp_path, layers=3)
-    compute(sim, "a", 0, 4)
-    sim.read("a", 0, 4)
-    (touch,) = owners(sim)["a"]
-    assert (touch.columns, touch.positions) == (0b111, ((0, 4),))
-
-
-def test_ranks_are_resolved_each_for_itself(tmp_path: Path) -> None:
-    sim = cache(tmp_path, tp=2)
-    compute(sim, "a", 0, 4)
-    sim.read("a", 0, 4, rank=1)
-    assert not resolved(sim, 0)[0].reads
-    assert [touch.positions for touch in resolved(sim, 1)[0].reads[0]] == [((0, 4),)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,7 @@ class Hybrid(Sim):
 
     def prompt(self, request: str, tokens: int, external: int = 0, asynchronous: bool = False) -> None:
         """A prompt is computed, in one step, but for what was taken from the connector."""
-        self.arrive(Prompt(request, tokens))
-        self.lookup(request, 0, external, external)
-        self.step([Chunk(request, external, tokens - external, first=True)], prompts={request: tokens})
+        self.one_step(request, tokens, taken=external, ends=False)
 
     def decode(self) -> None:
         self.step([], [], tokens=1)
@@ -97,20 +96,78 @@ def test_a_state_read_after_the_prompts_last_forward_is_taken(sim: Hybrid) -> No
     assert (book.loads.total, book.loads.accounts) == (0, {})
 
 
-def test_the_next_steps_load_hook_still_finds_the_prompts_state(sim: Hybrid) -> None:
-    sim.prompt("a", 10)
-    sim.decode()
-    sim.state("a", hook="start_load_kv")
-    sim.finish("a", 11, 2)
-    assert sim.saves() == {"taken": 1}
+Work = Callable[[Hybrid], None]
 
 
-def test_a_state_read_after_a_later_token_is_another_one(sim: Hybrid) -> None:
+def touch(**how: Any) -> Work:
+    return lambda sim: sim.state("a", **how)
+
+
+def ends(*sure: bool, **where: Any) -> Work:
+    return lambda sim: sim.ends(*sure, **where)
+
+
+BY_ADDRESS = STORE | LOAD
+
+SAVES: dict[str, tuple[list[Work], str]] = {
+    "nobody said anything": ([], "not-observed"),
+    "the next step's load hook still finds it": (
+        [Hybrid.decode, touch(hook="start_load_kv")], "taken",
+    ),
+    "read after a later token": ([Hybrid.decode, touch()], "taken-elsewhere"),
+    "the forward may not be over": ([touch(hook="save_kv_layer"), ends(True)], "taken-elsewhere"),
+    "... in the background": ([touch(hook=""), ends(True)], "taken-elsewhere"),
+    "one tensor of two": ([touch(parts=(1,)), ends(True)], "partly-taken"),
+    "a piece of a tensor": ([touch(parts=(0,)), touch(parts=(1,), how=HALF), ends(True)], "partly-taken"),
+    "both tensors, in two calls": ([touch(parts=(0,)), touch(hook="get_finished", parts=(1,))], "taken"),
+    "nobody can have read it": (
+        [ends(True, True), Hybrid.decode, ends(True, hook="start_load_kv")], "not-taken",
+    ),
+    "no call read it": ([ends(True)], "not-taken"),
+    "memory given out by address": ([touch(flags=BY_ADDRESS), ends(True)], "not-observed"),
+    "... and not known which": ([touch(flags=BY_ADDRESS, how=""), ends(True)], "not-observed"),
+    "a call may have read more": ([ends(True, False)], "not-observed"),
+    "... than one tensor": ([touch(parts=(0,)), ends(True, False)], "not-observed"),
+    "a call of the next step may read more": (
+        [ends(True), Hybrid.decode, ends(False, hook="start_load_kv")], "not-observed",
+    ),
+    "not known which blocks": ([touch(how=""), ends(True)], "not-observed"),
+    "its blocks are held back": ([ends(True), lambda sim: sim.open_save("a")], "not-observed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAVES)
+def test_whether_the_state_of_a_prompts_end_was_taken(sim: Hybrid, case: str) -> None:
+    work, outcome = SAVES[case]
     sim.prompt("a", 10)
-    sim.decode()
-    sim.state("a")
+    for one in work:
+        one(sim)
     sim.finish("a", 11, 2)
-    assert sim.saves() == {"taken-elsewhere": 1}
+    assert sim.saves() == {outcome: 1}
+
+
+@pytest.mark.parametrize(
+    ("work", "loads", "saves"),
+    [
+        ([touch(hook="start_load_kv", flags=LOAD)], "given", "not-observed"),
+        ([touch(flags=LOAD), ends(True)], "not-given", "not-taken"),
+        ([touch(hook="start_load_kv", flags=LOAD, parts=(0,)), ends(True)], "partly-given", "not-taken"),
+        ([ends(False)], "not-observed", "not-observed"),
+        (
+            [touch(hook="start_load_kv", flags=BY_ADDRESS, how=""), ends(True)],
+            "not-observed", "not-observed",
+        ),
+    ],
+    ids=["before the forward", "after it", "a part", "nobody saw it", "memory given out by address"],
+)  # fmt: skip
+def test_whether_the_state_that_is_loaded_was_given(
+    sim: Hybrid, work: list[Work], loads: str, saves: str
+) -> None:
+    sim.prompt("a", 10, external=8)
+    for one in work:
+        one(sim)
+    book = sim.book()
+    assert (book.loads.accounts, book.saves.accounts) == ({loads: 1}, {saves: 1})
 
 
 def test_the_state_of_an_earlier_chunk_is_another_one(sim: Hybrid) -> None:
@@ -121,92 +178,10 @@ def test_the_state_of_an_earlier_chunk_is_another_one(sim: Hybrid) -> None:
     assert sim.saves() == {"taken-elsewhere": 1}
 
 
-@pytest.mark.parametrize("hook", ["save_kv_layer", ""])
-def test_a_forward_that_may_not_be_over_leaves_the_point_open(sim: Hybrid, hook: str) -> None:
-    sim.prompt("a", 10)
-    sim.state("a", hook=hook)
-    sim.ends(True)
-    assert sim.saves() == {"taken-elsewhere": 1}
-
-
-def test_a_state_of_which_one_tensor_was_read_is_taken_in_part(sim: Hybrid) -> None:
-    sim.prompt("a", 10)
-    sim.state("a", parts=(1,))
-    sim.ends(True)
-    assert sim.saves() == {"partly-taken": 1}
-
-
-def test_a_tensor_of_which_a_piece_was_read_is_not_taken(sim: Hybrid) -> None:
-    sim.prompt("a", 10)
-    sim.state("a", parts=(0,))
-    sim.state("a", parts=(1,), how=HALF)
-    sim.ends(True)
-    assert sim.saves() == {"partly-taken": 1}
-
-
-def test_tensors_that_were_read_in_two_calls_make_one_state(sim: Hybrid) -> None:
-    sim.prompt("a", 10)
-    sim.state("a", parts=(0,))
-    sim.state("a", hook="get_finished", parts=(1,))
-    assert sim.saves() == {"taken": 1}
-
-
-def test_what_nobody_can_have_read_is_not_taken(sim: Hybrid) -> None:
-    sim.prompt("a", 10)
-    sim.ends(True, True)
-    sim.decode()
-    sim.ends(True, hook="start_load_kv")
-    sim.finish("a", 11, 2)
-    assert sim.saves() == {"not-taken": 1}
-
-
-def test_silence_is_no_absence(sim: Hybrid) -> None:
-    sim.prompt("a", 10)
-    assert sim.saves() == {"not-observed": 1}
-
-
-@pytest.mark.parametrize("how", [WHOLE, ""])
-def test_memory_given_out_by_address_may_have_been_read_or_not(sim: Hybrid, how: str) -> None:
-    sim.prompt("a", 10)
-    sim.state("a", flags=STORE | LOAD, how=how)
-    sim.ends(True)
-    assert sim.saves() == {"not-observed": 1}
-
-
-@pytest.mark.parametrize("parts", [(), (0,)])
-def test_after_a_call_that_may_have_read_more_nothing_is_said(sim: Hybrid, parts: tuple[int, ...]) -> None:
-    sim.prompt("a", 10)
-    sim.state("a", parts=parts)
-    sim.ends(True, False)
-    assert sim.saves() == {"not-observed": 1}
-
-
-def test_a_call_of_the_next_step_that_may_read_more_counts(sim: Hybrid) -> None:
-    sim.prompt("a", 10)
-    sim.ends(True)
-    sim.decode()
-    sim.ends(False, hook="start_load_kv")
-    assert sim.saves() == {"not-observed": 1}
-
-
-def test_a_read_of_blocks_that_are_not_known_leaves_it_open(sim: Hybrid) -> None:
-    sim.prompt("a", 10)
-    sim.state("a", how="")
-    sim.ends(True)
-    assert sim.saves() == {"not-observed": 1}
-
-
 def test_a_step_that_was_not_watched_says_nothing(sim: Hybrid) -> None:
     sim.watching = 0
     sim.prompt("a", 10)
     sim.ends(True)
-    assert sim.saves() == {"not-observed": 1}
-
-
-def test_a_connector_that_holds_blocks_back_may_read_later(sim: Hybrid) -> None:
-    sim.prompt("a", 10)
-    sim.ends(True)
-    sim.open_save("a")
     assert sim.saves() == {"not-observed": 1}
 
 
@@ -234,40 +209,6 @@ def test_a_block_belongs_to_who_holds_it(sim: Hybrid) -> None:
     sim.state("b")
     sim.ends(True)
     assert sim.saves() == {"not-taken": 1, "taken": 1}
-
-
-def test_a_state_that_was_written_before_the_forward_is_given(sim: Hybrid) -> None:
-    sim.prompt("a", 10, external=8)
-    sim.state("a", hook="start_load_kv", flags=LOAD)
-    assert sim.loads() == {"given": 1}
-
-
-def test_a_state_that_was_written_after_the_forward_is_not(sim: Hybrid) -> None:
-    sim.prompt("a", 10, external=8)
-    sim.state("a", flags=LOAD)
-    sim.ends(True)
-    assert sim.loads() == {"not-given": 1}
-
-
-def test_a_state_of_which_a_part_was_written_is_given_in_part(sim: Hybrid) -> None:
-    sim.prompt("a", 10, external=8)
-    sim.state("a", hook="start_load_kv", flags=LOAD, parts=(0,))
-    sim.ends(True)
-    assert sim.loads() == {"partly-given": 1}
-
-
-def test_a_load_that_nobody_saw_is_not_observed(sim: Hybrid) -> None:
-    sim.prompt("a", 10, external=8)
-    sim.ends(False)
-    assert sim.loads() == {"not-observed": 1}
-
-
-def test_memory_given_out_by_address_is_neither_taken_nor_given(sim: Hybrid) -> None:
-    sim.prompt("a", 10, external=8)
-    sim.state("a", hook="start_load_kv", flags=STORE | LOAD, how="")
-    sim.ends(True)
-    book = sim.book()
-    assert (book.saves.accounts, book.loads.accounts) == ({"not-observed": 1}, {"not-observed": 1})
 
 
 def test_a_prompt_that_did_not_end_has_no_state_of_its_end(sim: Hybrid) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
@@ -47,25 +49,96 @@ def arrived(sim: Sim, request: str = "a") -> dict[str, int]:
     return {end.name: amount for end, amount in of.ends.items() if end != LoadEnd.MISSED}
 
 
-def test_all_slots_of_a_load_were_written(tmp_path: Path) -> None:
+Work = Callable[[Sim], None]
+NOT_WRITTEN, PARTLY, USED_BEFORE = "load NOT_WRITTEN READ", "load PARTLY READ", "load USED_BEFORE READ"
+TAKEN = "loaded DECLARED"
+
+
+def written(start: int, end: int, request: str = "a", **more: Any) -> Work:
+    return lambda sim: sim.write_kv(request, start, end, **more)
+
+
+def before_the_forward(sim: Sim) -> None:
+    sim.write_kv("a", 0, 48, hook="", t=sim.hook_t[0, sim.step_id, "start_load_kv", ""])
+
+
+@pytest.mark.parametrize(
+    ("work", "fates", "amounts"),
+    [
+        ([written(0, 48)], {(0, 48): LOADED}, {"LOADED": 96}),
+        (
+            [written(0, 16), written(32, 48)], {(0, 16): LOADED, (16, 32): PARTLY, (32, 48): LOADED},
+            {"LOADED": 64, "PARTLY": 32},
+        ),
+        ([written(0, 48, flags=WATCHED)], {(0, 48): LOADED}, {"LOADED": 96}),
+        ([before_the_forward], {(0, 48): LOADED}, {"LOADED": 96}),
+        (
+            [written(0, 16), written(16, 48, hook="")], {(0, 16): LOADED, (16, 48): USED_BEFORE},
+            {"LOADED": 32, "USED_BEFORE": 64},
+        ),
+        ([], {(0, 48): TAKEN}, {"LOADED": 96}),
+    ],
+    ids=[
+        "all of it", "a part", "memory given out by address in a load hook",
+        "in the background before the attention", "partly after the attention", "no write was ever seen",
+    ],
+)  # fmt: skip
+def test_what_of_a_load_was_written_in_time_is_loaded(
+    tmp_path: Path, work: list[Work], fates: Fates, amounts: dict[str, int]
+) -> None:
     sim = loading(tmp_path)
     load(sim)
-    sim.write_kv("a", 0, 48)
+    for one in work:
+        one(sim)
+    sim.finish("a", 64)
+    assert alike(sim) == {**fates, (48, 64): REST}
+    assert arrived(sim) == amounts
+    if fates == {(0, 48): LOADED}:
+        assert checked(sim).loads.grades[LoadEnd.LOADED] == {Grade.READ: 96}
+
+
+@pytest.mark.parametrize(
+    ("watching", "work", "fates"),
+    [
+        (WATCHED, [], [{(0, 48): NOT_WRITTEN}] * 2),
+        # What is written into another request's blocks is not this one's.
+        (WATCHED, [written(0, 48, "w")], [{(0, 48): NOT_WRITTEN}] * 2),
+        (WATCHED, [written(0, BLOCK)] * 3, [{(0, 16): LOADED, (16, 48): PARTLY}] * 2),
+        (WATCHED, [written(0, 48, layers=[0])], [{(0, 48): LOADED}, {(0, 48): NOT_WRITTEN}]),
+        (int(Flag.STORE), [], [{(0, 48): TAKEN}] * 2),
+    ],
+    ids=["nothing", "other slots", "every block into the first one", "one layer", "not watched"],
+)
+def test_what_a_connector_that_writes_in_sight_left_out(
+    tmp_path: Path, watching: int, work: list[Work], fates: list[Fates]
+) -> None:
+    sim = loading(tmp_path)
+    witness(sim)
+    sim.watching = watching
+    load(sim)
+    for one in work:
+        one(sim)
+    sim.finish("a", 64)
+    assert by_pair(sim) == [{**of_layer, (48, 64): REST} for of_layer in fates]
+
+
+def test_slots_that_were_written_as_each_layer_was_waited_for(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    load(sim)
+    sim.write_kv("a", 0, 48, hook="wait_for_layer_load")
     sim.finish("a", 64)
     assert alike(sim) == {(0, 48): LOADED, (48, 64): REST}
-    assert checked(sim).loads.grades[LoadEnd.LOADED] == {Grade.READ: 96}
 
 
-def test_a_part_of_the_slots_was_written(tmp_path: Path) -> None:
+def test_what_was_loaded_and_read_again_to_be_stored(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     load(sim)
-    sim.write_kv("a", 0, 16)
-    sim.write_kv("a", 32, 48)
+    sim.read("a", 0, 48, hook="start_load_kv")
+    sim.write_kv("a", 0, 48)
+    sim.read("a", 0, 64)
     sim.finish("a", 64)
-    assert alike(sim) == {
-        (0, 16): LOADED, (16, 32): "load PARTLY READ", (32, 48): LOADED, (48, 64): REST,
-    }  # fmt: skip
-    assert arrived(sim) == {"LOADED": 64, "PARTLY": 32}
+    assert alike(sim) == {(0, 48): LOADED, (48, 64): SAVED}
+    assert arrived(sim) == {"LOADED": 96}
 
 
 @pytest.mark.parametrize("flags", [0, ASYNC])
@@ -87,22 +160,13 @@ def test_what_was_seen_written_is_loaded_whatever_is_named(tmp_path: Path, flags
     assert arrived(sim) == {"LOADED": 96}
 
 
-def test_none_of_the_slots_was_written(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    witness(sim)
-    load(sim)
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 48): "load NOT_WRITTEN READ", (48, 64): REST}
-    assert arrived(sim) == {"NOT_WRITTEN": 96}
-
-
 def test_a_load_that_reads_its_slots_without_a_write_is_a_copy(tmp_path: Path) -> None:
     """... whether or not any write of this connector was ever seen; its reads are no stores."""
     sim = loading(tmp_path)
     load(sim)
     sim.read("a", 0, 48, hook="start_load_kv")
     sim.finish("a", 64)
-    assert alike(sim) == {(0, 48): "load NOT_WRITTEN READ", (48, 64): REST}
+    assert alike(sim) == {(0, 48): NOT_WRITTEN, (48, 64): REST}
     assert arrived(sim) == {"NOT_WRITTEN": 96}
     run = checked(sim)
     (of,) = run.load_rows
@@ -118,15 +182,6 @@ def test_a_thread_that_reads_what_it_is_to_load_filled_a_copy(tmp_path: Path) ->
     sim.read("a", 0, 48, hook="", step=asked, t=before)
     sim.finish("a", 64)
     assert arrived(sim) == {"NOT_WRITTEN": 96}
-
-
-def test_a_load_that_reads_and_writes_its_slots_loaded_them(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    load(sim)
-    sim.read("a", 0, 48, hook="start_load_kv")
-    sim.write_kv("a", 0, 48)
-    sim.finish("a", 64)
-    assert arrived(sim) == {"LOADED": 96}
 
 
 @pytest.mark.parametrize(
@@ -159,41 +214,10 @@ def test_slots_written_when_others_had_them_came_too_late(tmp_path: Path) -> Non
     sim.give("b", [20, 21, 22, 23], flags=FIRST)
     load(sim, "b")
     sim.write_kv("b", 0, 48)
-    sim.touch({0: slots, 1: slots}, hook="", step=asked, flags=LOAD)
+    sim.touch_all(slots, hook="", step=asked, flags=LOAD)
     sim.finish("b", 64)
     assert arrived(sim) == {"USED_BEFORE": 96}
     assert arrived(sim, "b") == {"LOADED": 96}
-
-
-def test_other_slots_were_written(tmp_path: Path) -> None:
-    """What is written into the other request's blocks is not this one's."""
-    sim = loading(tmp_path)
-    witness(sim)
-    load(sim)
-    sim.write_kv("w", 0, 48)
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 48): "load NOT_WRITTEN READ", (48, 64): REST}
-
-
-def test_every_block_of_a_load_went_into_the_first_one(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    witness(sim)
-    load(sim)
-    for _ in range(3):
-        sim.write_kv("a", 0, BLOCK)
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 16): LOADED, (16, 48): "load PARTLY READ", (48, 64): REST}
-
-
-def test_one_layer_of_a_load_was_not_written(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    witness(sim)
-    load(sim)
-    sim.write_kv("a", 0, 48, layers=[0])
-    sim.finish("a", 64)
-    first, second = by_pair(sim)
-    assert first == {(0, 48): LOADED, (48, 64): REST}
-    assert second == {(0, 48): "load NOT_WRITTEN READ", (48, 64): REST}
 
 
 def test_one_rank_of_a_load_was_not_written(tmp_path: Path) -> None:
@@ -204,17 +228,8 @@ def test_one_rank_of_a_load_was_not_written(tmp_path: Path) -> None:
     sim.write_kv("a", 0, 48, rank=0)
     sim.finish("a", 64)
     there: Fates = {(0, 48): LOADED, (48, 64): REST}
-    missing: Fates = {(0, 48): "load NOT_WRITTEN READ", (48, 64): REST}
+    missing: Fates = {(0, 48): NOT_WRITTEN, (48, 64): REST}
     assert by_pair(sim) == [there, there, missing, missing]
-
-
-def test_slots_that_were_written_after_the_attention(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    load(sim)
-    sim.write_kv("a", 0, 16)
-    sim.write_kv("a", 16, 48, hook="")
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 16): LOADED, (16, 48): "load USED_BEFORE READ", (48, 64): REST}
 
 
 @pytest.mark.parametrize("flags", [LOAD, LOAD | ASYNC])
@@ -226,13 +241,12 @@ def test_what_may_have_been_written_out_of_sight_is_not_missing(
     sim = loading(tmp_path)
     witness(sim)
     step = load(sim)
-    sim.workers[0].names["0+1"] = 0  # which slots is not known
     before = sim.hook_t[0, step, "start_load_kv", ""]
-    sim.touch({0: [0], 1: [0]}, hook="", step=step, flags=flags, t=before)
+    sim.touch_unknown(hook="", step=step, flags=flags, t=before)
     if late:
         sim.write_kv("a", 0, 48, hook="", step=step)
     sim.finish("a", 64)
-    assert alike(sim)[0, 48] in (LOADED, "loaded DECLARED")
+    assert alike(sim)[0, 48] in (LOADED, TAKEN)
 
 
 def test_a_way_without_a_record_may_have_loaded_the_missing(tmp_path: Path) -> None:
@@ -241,7 +255,7 @@ def test_a_way_without_a_record_may_have_loaded_the_missing(tmp_path: Path) -> N
     load(sim)
     sim.workers[0].fact(FactCode.WATCH_LIMITS, {"connector": 1, "kind": Limit.THREAD.value, "hook": ""})
     sim.finish("a", 64)
-    assert alike(sim)[0, 48] == "loaded DECLARED"
+    assert alike(sim)[0, 48] == TAKEN
 
 
 def test_slots_that_were_written_in_a_later_step(tmp_path: Path) -> None:
@@ -250,50 +264,7 @@ def test_slots_that_were_written_in_a_later_step(tmp_path: Path) -> None:
     step = sim.step([], tokens=1)
     sim.write_kv("a", 0, 48, hook="", t=sim.hook_t[0, step, "start_load_kv", ""])
     sim.finish("a", 65, 2)
-    assert alike(sim)[0, 48] == "load USED_BEFORE READ"
-
-
-def test_slots_written_in_the_background_before_the_attention(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    step = load(sim)
-    sim.write_kv("a", 0, 48, hook="", t=sim.hook_t[0, step, "start_load_kv", ""])
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 48): LOADED, (48, 64): REST}
-
-
-def test_slots_that_were_written_as_each_layer_was_waited_for(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    load(sim)
-    sim.write_kv("a", 0, 48, hook="wait_for_layer_load")
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 48): LOADED, (48, 64): REST}
-
-
-def test_memory_that_was_given_out_by_address_in_a_load_hook(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    load(sim)
-    sim.write_kv("a", 0, 48, flags=WATCHED)
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 48): LOADED, (48, 64): REST}
-
-
-@pytest.mark.parametrize("writes", [False, True])
-def test_a_load_step_that_was_not_watched_is_taken_as_declared(tmp_path: Path, writes: bool) -> None:
-    sim = loading(tmp_path)
-    if writes:
-        witness(sim)
-    sim.watching = int(Flag.STORE)
-    load(sim)
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 48): "loaded DECLARED", (48, 64): REST}
-    assert arrived(sim) == {"LOADED": 96}
-
-
-def test_a_connector_without_a_seen_write_is_as_declared(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    load(sim)
-    sim.finish("a", 64)
-    assert alike(sim)[0, 48] == "loaded DECLARED"
+    assert alike(sim)[0, 48] == USED_BEFORE
 
 
 def test_a_load_hook_that_raised_after_it_wrote(tmp_path: Path) -> None:
@@ -303,15 +274,6 @@ def test_a_load_hook_that_raised_after_it_wrote(tmp_path: Path) -> None:
     sim.hook(0, "start_load_kv", step, flags=int(Flag.RAISED))
     sim.finish("a", 64)
     assert alike(sim)[0, 48] == "load FAILED READ"
-
-
-def test_what_was_loaded_and_read_again_to_be_stored(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    load(sim)
-    sim.write_kv("a", 0, 48)
-    sim.read("a", 0, 64)
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 48): LOADED, (48, 64): SAVED}
 
 
 # ----------------------------------------------------------------------------- in the background
@@ -336,14 +298,31 @@ def scheduled(sim: Sim, request: str = "a", tokens: int = 48, finish: bool = Tru
         sim.finish(request, 64)
 
 
-def test_a_load_in_the_background(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seen", "watching", "wrote", "fates", "amounts"),
+    [
+        (False, WATCHED, 48, {(0, 48): LOADED}, {"LOADED": 96}),
+        (False, WATCHED, 32, {(0, 32): LOADED, (32, 48): PARTLY}, {"LOADED": 64, "PARTLY": 32}),
+        (True, WATCHED, 0, {(0, 48): NOT_WRITTEN}, {"NOT_WRITTEN": 96}),
+        (True, int(Flag.STORE), 0, {(0, 48): TAKEN}, {"LOADED": 96}),
+    ],
+    ids=["all of it", "a part", "nothing", "in steps that were not watched"],
+)
+def test_a_load_in_the_background(
+    tmp_path: Path, seen: bool, watching: int, wrote: int, fates: Fates, amounts: dict[str, int]
+) -> None:
+    """``seen``: another load was written where it can be seen."""
     sim = loading(tmp_path)
+    if seen:
+        witness(sim)
+    sim.watching = watching
     step = in_background(sim)
     sim.step([], tokens=1)
-    sim.write_kv("a", 0, 48, hook="", step=step)
+    if wrote:
+        sim.write_kv("a", 0, wrote, hook="", step=step)
     scheduled(sim)
-    assert alike(sim) == {(0, 48): LOADED, (48, 64): REST}
-    assert arrived(sim) == {"LOADED": 96}
+    assert alike(sim) == {**fates, (48, 64): REST}
+    assert arrived(sim) == amounts
 
 
 def test_a_background_load_reported_as_finished_too_early(tmp_path: Path) -> None:
@@ -356,35 +335,6 @@ def test_a_background_load_reported_as_finished_too_early(tmp_path: Path) -> Non
     sim.write_kv("a", 16, 48, hook="", step=sim.step_id)
     sim.finish("a", 64)
     assert arrived(sim) == {"LOADED": 32, "USED_BEFORE": 64}
-
-
-def test_a_load_in_the_background_of_which_a_part_was_written(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    step = in_background(sim)
-    sim.step([], tokens=1)
-    sim.write_kv("a", 0, 32, hook="", step=step)
-    scheduled(sim)
-    assert alike(sim) == {(0, 32): LOADED, (32, 48): "load PARTLY READ", (48, 64): REST}
-    assert arrived(sim) == {"LOADED": 64, "PARTLY": 32}
-
-
-def test_a_load_in_the_background_of_which_nothing_was_written(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    witness(sim)
-    in_background(sim)
-    sim.step([], tokens=1)
-    scheduled(sim)
-    assert alike(sim) == {(0, 48): "load NOT_WRITTEN READ", (48, 64): REST}
-
-
-def test_a_background_load_in_steps_that_were_not_watched(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
-    witness(sim)
-    sim.watching = int(Flag.STORE)
-    in_background(sim)
-    sim.step([], tokens=1)
-    scheduled(sim)
-    assert alike(sim)[0, 48] == "loaded DECLARED"
 
 
 @pytest.mark.parametrize(
@@ -426,32 +376,22 @@ def windowed(tmp_path: Path, kind: str = "SlidingWindowSpec", left: int = 2) -> 
     return sim
 
 
-def test_what_a_window_has_left_is_not_to_be_written(tmp_path: Path) -> None:
-    sim = windowed(tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "left", "in_window", "amounts"),
+    [
+        ("SlidingWindowSpec", 2, True, {"LOADED": 96}),
+        ("SlidingWindowSpec", 3, False, {"LOADED": 96}),  # all of it lies before the window
+        ("SlidingWindowSpec", 2, False, {"LOADED": 80, "NOT_WRITTEN": 16}),
+        # Records of its first blocks are missing: that is no window.
+        ("FullAttentionSpec", 2, True, {"LOADED": 64, "PARTLY": 32}),
+    ],
+)
+def test_what_a_window_has_left_is_not_to_be_written(
+    tmp_path: Path, kind: str, left: int, in_window: bool, amounts: dict[str, int]
+) -> None:
+    sim = windowed(tmp_path, kind, left)
     sim.write_kv("a", 0, 48, layers=[0])
-    sim.write_kv("a", 32, 48, layers=[1])
+    if in_window:
+        sim.write_kv("a", 32, 48, layers=[1])
     sim.finish("a", 64)
-    assert arrived(sim) == {"LOADED": 96}
-
-
-def test_a_load_behind_its_window_has_nothing_to_write_there(tmp_path: Path) -> None:
-    sim = windowed(tmp_path, left=3)
-    sim.write_kv("a", 0, 48, layers=[0])
-    sim.finish("a", 64)
-    assert arrived(sim) == {"LOADED": 96}
-
-
-def test_what_is_in_a_window_and_not_written_is_missing(tmp_path: Path) -> None:
-    sim = windowed(tmp_path)
-    sim.write_kv("a", 0, 48, layers=[0])
-    sim.finish("a", 64)
-    assert arrived(sim) == {"LOADED": 80, "NOT_WRITTEN": 16}
-
-
-def test_full_attention_has_left_nothing(tmp_path: Path) -> None:
-    """Records of its first blocks are missing: that is no window."""
-    sim = windowed(tmp_path, kind="FullAttentionSpec")
-    sim.write_kv("a", 0, 48, layers=[0])
-    sim.write_kv("a", 32, 48, layers=[1])
-    sim.finish("a", 64)
-    assert arrived(sim) == {"LOADED": 64, "PARTLY": 32}
+    assert arrived(sim) == amounts

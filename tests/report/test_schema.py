@@ -21,7 +21,6 @@ from sample import sample, with_device, with_loads
 
 from kvtrace.gate.model import baseline_schema
 from kvtrace.report.model import Severity, report_schema
-from kvtrace.report.published import published_schema
 from kvtrace.report.shape import Bounds, Digits, Most, json_schema, row
 from kvtrace.report.validate import problem
 from kvtrace.terms import SEVERITIES, Stage
@@ -195,7 +194,3 @@ def test_a_problem_names_its_place(path: list[Any], value: object, says: str) ->
 def test_our_checker_says_what_jsonschema_says(seed: int, whole: Any) -> None:
     report = mutated(copy.deepcopy(dict(whole)), random.Random(seed))
     assert (problem(report, SCHEMA) is None) == JUDGE.is_valid(report)
-
-
-def test_the_schema_that_readers_take_is_the_types() -> None:
-    assert published_schema() == report_schema()
