@@ -48,7 +48,7 @@ class Seen:
         ends: token-layers of what was accepted, by how they ended.
         proved: token-layers that came back as they were computed.
         reasons: what was seen of those that did not, by their end.
-        saved: token-layers that the connector took.
+        saved: token-layers that the connector took; in_hand: that it lost after it had them in hand.
         errors: of loaded blocks; noise: of blocks that the engine computed twice; by layer.
         compared, differing: loaded blocks that were compared number by number, and those not the same.
     """
@@ -74,6 +74,12 @@ class Seen:
     noise: Mapping[str, LayerError] = field(default_factory=dict)
     compared: int = 0
     differing: int = 0
+    in_hand: int = 0
+
+    @property
+    def taken(self) -> int:
+        """Tokens that it took, in every layer, whatever became of them since."""
+        return (self.saved + self.in_hand) // max(1, self.pairs)
 
     def lost(self, *ends: LoadEnd) -> int:
         """Token-layers that ended in one of these ways."""
@@ -95,7 +101,10 @@ class Evidence:
     def of(self, number: int) -> Seen | None:
         """As the engine saw it that answered it, the last one; saved by any of them."""
         found = self.seen.get(number)
-        return replace(found[-1], saved=sum(one.saved for one in found)) if found else None
+        if not found:
+            return None
+        saved, in_hand = sum(one.saved for one in found), sum(one.in_hand for one in found)
+        return replace(found[-1], saved=saved, in_hand=in_hand)
 
     @property
     def pair(self) -> bool:
@@ -127,6 +136,7 @@ def _read(directory: Path) -> Evidence:
     scans = [one for path in spool_paths(directory) if (one := _scan(path)) is not None]
     errors = _errors(scans)
     loads = {load.request: load for load in run.load_rows}
+    in_hand = _in_hand(run)
     seen: dict[int, list[Seen]] = defaultdict(list)
     by_tag = {engine.tag: engine for engine in run.engines}
     producers = {engine.tag for engine in run.engines if engine.role == "kv_producer"}
@@ -153,6 +163,7 @@ def _read(directory: Path) -> Evidence:
                 _by_layer([fact for fact in of_blocks if not fact.loaded]),
                 sum(len(fact.places) for fact in of_blocks if fact.loaded),
                 sum(fact.differing for fact in of_blocks if fact.loaded),
+                in_hand[row],
             )
         )  # fmt: skip
     with_connector = [engine for engine in run.engines if engine.configured is not None]
@@ -191,6 +202,22 @@ def _of(kind: Kind, chunks: Sequence[tuple[Records, NDArray[np.uint8]]]) -> Reco
     return np.concatenate(
         [np.empty((0, WORDS), np.int64), *(chunk[kinds == kind] for chunk, kinds in chunks)]
     )
+
+
+_IN_HAND = (
+    SaveEnd.RAISED, SaveEnd.CAUGHT, SaveEnd.OVERWRITTEN, SaveEnd.OVERWRITTEN_BY_RANK, SaveEnd.FAILED,
+    SaveEnd.NOT_FINISHED, SaveEnd.STALE, SaveEnd.MISPLACED, SaveEnd.PUT_FAILED, SaveEnd.NOT_AT_REST,
+    SaveEnd.LOST_LATER,
+)  # fmt: skip
+
+
+def _in_hand(run: Run) -> Mapping[int, int]:
+    """Row of a request -> token-layers of its prompt that the connector lost after it had them in hand."""
+    lost = run.lost[run.lost["ended"].isin(_IN_HAND) & (run.lost["phase"] == "prefill")]
+    found: dict[int, int] = defaultdict(int)
+    for one in _rows(lost):
+        found[one.request] += (one.end - one.start) * one.pairs
+    return found
 
 
 def _rows(table: Any) -> Any:

@@ -262,8 +262,8 @@ def raised(what: Observed) -> list[str]:
 
 
 def expected(one: Asked, unit: int) -> int:
-    """Tokens of its prompt that have to come back: whole units that were stored, but for the last token."""
-    return min(one.stored, len(one.tokens) - 1) // unit * unit
+    """Tokens of its prompt that have to come back: whole units that were taken, but for the last token."""
+    return min(one.stored, one.taken, len(one.tokens) - 1) // unit * unit
 
 
 def missing(asked: Sequence[Asked], unit: int, edges: bool = False) -> list[Asked]:
@@ -305,7 +305,7 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
         if cannot is not None:
             return cannot
         if not later:
-            return not_observed("no whole unit of these prompts was stored")
+            return not_observed("no whole unit of these prompts was taken")
         if shared:
             return not_observed("nothing of these prompts came back")
         return failed(

@@ -52,6 +52,8 @@ class Asked:
     stored: int = 0
     """Leading tokens that a request of an earlier batch had, of the same asker, that was answered, in the
     same life of the engine: what outlasts a restart is a property of its own."""
+    taken: int = 0
+    """Of these, as many as the connector took by then: what it leaves out is its choice."""
     known: int = 0
     """The same of any request made by then, with what it generated: nobody else's tokens may be given."""
 
@@ -201,19 +203,26 @@ def taken_unit(asked: Iterable[Asked]) -> int:
 
 
 def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
-    """The requests, with ``stored`` and ``known``. Of a pair the first server has just saved each prompt."""
+    """The requests, with ``stored``, ``taken`` and ``known``. Of a pair the first server has just saved each
+    prompt."""
     found = []
-    for one in asked:
-        stored = known = len(one.tokens) if pair and one.answered else 0
+    held: dict[int, int] = {}  # number of a request -> its leading tokens that the connector has, after it
+    for one in sorted(asked, key=lambda one: one.batch):
+        stored = known = taken = len(one.tokens) if pair and one.answered else 0
         for other in asked:
             if other is one or other.batch > one.batch or other.asker != one.asker:
                 continue
             known = max(known, _common(one.tokens, [*other.tokens, *other.reply.tokens]))
             before = other.batch < one.batch and other.life == one.life
             if before and other.answered and not other.prompt.leaves:
-                stored = max(stored, _common(one.tokens, other.tokens))
-        found.append(replace(one, stored=stored, known=known))
-    return found
+                common = _common(one.tokens, other.tokens)
+                stored, taken = max(stored, common), max(taken, min(common, held[other.number]))
+        # What the GPU's own cache gave, the connector need not have.
+        known_back = one.given > 0 or one.back <= taken
+        more = one.back + one.seen.taken if one.seen is not None and known_back else 0
+        held[one.number] = max(taken, min(more, len(one.tokens)))
+        found.append(replace(one, stored=stored, taken=taken, known=known))
+    return sorted(found, key=lambda one: one.number)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -233,6 +233,32 @@ def test_long_prompts_of_which_one_step_is_kept_fail(monkeypatch: pytest.MonkeyP
     assert {"chunked", "whole-units"} <= failed(answers(FirstChunk(), monkeypatch))
 
 
+def test_what_a_connector_leaves_out_is_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Head(Connector):
+        def save(self, request: Request) -> None:
+            super().save(replace(request, tokens=request.tokens[: self.unit]))
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            return super().more(loaded) | {"saved": 0 if loaded else PAIRS * self.unit}
+
+    class Nothing(Head):
+        def save(self, request: Request) -> None:
+            if len(request.tokens) > 4 * self.unit:
+                super().save(request)
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            return super().more(loaded) | {"saved": 0}
+
+    for connector in (Head(), Nothing()):
+        assert not failed(answers(connector, monkeypatch))
+
+    class Lost(Nothing):
+        def more(self, loaded: int) -> dict[str, Any]:
+            return super().more(loaded) | {"in_hand": 0 if loaded else PAIRS * self.unit}
+
+    assert "whole-units" in failed(answers(Lost(), monkeypatch))
+
+
 def test_what_is_not_compared_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unseen(Connector):
         def more(self, loaded: int) -> dict[str, Any]:
