@@ -272,7 +272,7 @@ def test_pending_and_not_observed(tmp_path: Path) -> None:
 def test_what_is_declared_is_what_its_slots_hold(
     tmp_path: Path, computed: int, entries: list[Entry], saved: int
 ) -> None:
-    sim = Sim(tmp_path, layers=1)
+    sim = Sim(tmp_path, layers=1, block=128)
     sim.arrive(Prompt("a", 400, digest=1))
     sim.step([Chunk("a", 0, computed, first=True)], entries, prompts={"a": 400})
     sim.write()
