@@ -18,10 +18,6 @@ def serve(sim: Sim, name: str, length: int, *entries: Entry, unreadable: bool = 
     sim.step([Chunk(name, 0, length, first=True)], entries, prompts={name: length}, unreadable=unreadable)
 
 
-def finish(sim: Sim, name: str, length: int) -> None:
-    sim.finish(name, length)
-
-
 def start(tmp_path: Path, *lengths: int) -> Sim:
     sim = Sim(tmp_path)
     for prompt in prompts(list(lengths)):
@@ -33,8 +29,8 @@ def test_readable_metadata_of_all_steps_shows_a_loss(tmp_path: Path) -> None:
     sim = start(tmp_path, 64, 96)
     serve(sim, "req-1", 64)
     serve(sim, "req-2", 96)
-    finish(sim, "req-1", 64)
-    finish(sim, "req-2", 96)
+    sim.finish("req-1", 64)
+    sim.finish("req-2", 96)
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["metadata-has-no-store"]
     assert tokens(diagnosis) == {LOST: 160}
@@ -45,8 +41,8 @@ def test_an_unreadable_step_costs_its_request_alone(tmp_path: Path) -> None:
     sim.step([Chunk("req-1", 0, 64, first=True)], prompts={"req-1": 128})
     sim.step([Chunk("req-1", 64, 64)], prompts={"req-1": 128}, unreadable=True)
     serve(sim, "req-2", 96)
-    finish(sim, "req-1", 128)
-    finish(sim, "req-2", 96)
+    sim.finish("req-1", 128)
+    sim.finish("req-2", 96)
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"not-observed": 128, LOST: 96}
     assert "connector-metadata" in {one.id for one in diagnosis.not_observed}
@@ -55,7 +51,7 @@ def test_an_unreadable_step_costs_its_request_alone(tmp_path: Path) -> None:
 def test_a_background_save_that_no_metadata_names_is_no_loss(tmp_path: Path) -> None:
     sim = start(tmp_path, 64)
     serve(sim, "req-1", 64)
-    finish(sim, "req-1", 64)
+    sim.finish("req-1", 64)
     sim.open_save("req-1")
     sim.done("req-1", 0)
     sim.done("req-1")
@@ -72,11 +68,11 @@ def test_a_lookup_that_finds_a_prompt_tells_of_an_unseen_store(tmp_path: Path) -
     again.digest = first.digest
     sim.arrive(first)
     serve(sim, first.id, 96)
-    finish(sim, first.id, 96)
+    sim.finish(first.id, 96)
     sim.arrive(again)
     sim.lookup(again.id, 0, 64, 64)
     sim.step([Chunk(again.id, 64, 32, first=True)], prompts={again.id: 96})
-    finish(sim, again.id, 96)
+    sim.finish(again.id, 96)
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     assert tokens(diagnosis)["not-observed"] == 96 + 32
@@ -89,8 +85,8 @@ def test_the_evidence_tells_of_the_hits_of_these_requests(tmp_path: Path) -> Non
     sim.lookup("req-1", 0, 32, 32)
     sim.step([Chunk("req-1", 32, 64, first=True)], prompts={"req-1": 96})
     serve(sim, "req-2", 96, Entry("req-2", 96))
-    finish(sim, "req-1", 96)
-    finish(sim, "req-2", 96)
+    sim.finish("req-1", 96)
+    sim.finish("req-2", 96)
     diagnosis = analyse(sim)
     found = next(one for one in diagnosis.findings if one.id == "metadata-has-no-store")
     text = " ".join(found.evidence)

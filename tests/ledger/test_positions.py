@@ -344,32 +344,25 @@ def test_decode_tokens_under_metadata_that_is_not_understood(
     assert alike(sim) == {(0, 32): SAVED, (32, 36): fate}
 
 
-def test_what_the_prefix_cache_gave_is_a_hit_though_it_was_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("named", "fates"),
+    [(32, {(0, 32): "local-hit READ", (32, 64): SAVED}), (0, {(0, 64): SAVED})],
+    ids=["though another request's store read it", "unless it is named and read for this one, too"],
+)
+def test_what_the_prefix_cache_gave_is_a_hit(tmp_path: Path, named: int, fates: Fates) -> None:
+    """``named``: from where on the second request is."""
     sim = cache(tmp_path, prefix_caching=True)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
     sim.arrive(Prompt("b", 64))
     sim.lookup("b", 32, 0, 0)
     sim.give("b", sim.blocks.table("a")[:2], flags=int(Flag.FIRST))  # type: ignore[union-attr]
-    sim.step([Chunk("b", 32, 32, first=True)], [entry("b", 32, 64)], prompts={"b": 64})
+    sim.step([Chunk("b", 32, 32, first=True)], [entry("b", named, 64)], prompts={"b": 64})
     sim.read("a", 0, 64, hook="wait_for_save")
-    sim.read("b", 32, 64)
+    sim.read("b", named, 64)
     for request in ("a", "b"):
         sim.finish(request, 64)
     assert alike(sim, "a") == {(0, 64): SAVED}
-    assert alike(sim, "b") == {(0, 32): "local-hit READ", (32, 64): SAVED}
-
-
-def test_what_the_prefix_cache_gave_is_saved_where_named_too(tmp_path: Path) -> None:
-    sim = cache(tmp_path, prefix_caching=True)
-    prefill(sim, "a", 0, 64)
-    sim.arrive(Prompt("b", 64))
-    sim.lookup("b", 32, 0, 0)
-    sim.give("b", sim.blocks.table("a")[:2], flags=int(Flag.FIRST))  # type: ignore[union-attr]
-    sim.step([Chunk("b", 32, 32, first=True)], [entry("b", 0, 64)], prompts={"b": 64})
-    sim.read("b", 0, 64)
-    for request in ("a", "b"):
-        sim.finish(request, 64)
-    assert alike(sim, "b") == {(0, 64): SAVED}
+    assert alike(sim, "b") == fates
 
 
 def test_a_preempted_request_that_was_read_in_both_its_lives(tmp_path: Path) -> None:

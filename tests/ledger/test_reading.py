@@ -208,15 +208,6 @@ def test_a_helper_that_a_worker_forked_is_no_untraced_worker(tmp_path: Path) -> 
     assert sorted(untraced) == [(103, "other"), (104, "worker")]
 
 
-def test_an_id_that_is_used_again(tmp_path: Path) -> None:
-    sim = Sim(tmp_path)
-    sim.serve([Prompt("same", 64, digest=1), Prompt("same", 96, digest=2)], Rounding(32).policy())
-    sim.write()
-    run = read_run(tmp_path)
-    assert run.requests["prompt"].tolist() == [64, 96]
-    assert run.requests["saved"].tolist() == [128, 192]
-
-
 def test_preempted_and_resumed_positions_count_once(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=1)
     sim.arrive(Prompt("a", 100, digest=1))
@@ -281,7 +272,7 @@ def test_pending_and_not_observed(tmp_path: Path) -> None:
 def test_what_is_declared_is_what_its_slots_hold(
     tmp_path: Path, computed: int, entries: list[Entry], saved: int
 ) -> None:
-    sim = Sim(tmp_path, layers=1)
+    sim = Sim(tmp_path, layers=1, block=128)
     sim.arrive(Prompt("a", 400, digest=1))
     sim.step([Chunk("a", 0, computed, first=True)], entries, prompts={"a": 400})
     sim.write()

@@ -14,7 +14,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[0] / "ledger"), str(HERE.parents[1])]
 
-from synth import Prompt  # noqa: E402
 from two_runs import Engine, Host  # noqa: E402
 
 from kvtrace.agent.boot import boot  # noqa: E402
@@ -31,9 +30,7 @@ def main() -> None:
         engine.computes("p-1", 600, 512)
         engine.returned("p-1", IDS)
     else:
-        engine.sim.arrive(Prompt("d-1", 600))
-        engine.brought("d-1", IDS)
-        engine.loads("d-1", 600, 384)
+        engine.fetches("d-1", IDS, 600, 384)
     engine.write()
     interfaces = sorted(name for _, name in socket.if_nameindex())
     print(json.dumps({"host": host.name, "boot": host.boot, "t": at, "interfaces": interfaces}))

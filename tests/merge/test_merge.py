@@ -65,9 +65,7 @@ def test_the_last_token_that_vllm_always_computes_is_told_apart(tmp_path: Path) 
     there, here = pair(tmp_path)
     there.computes("p-1", 600, 600)
     there.returned("p-1", IDS)
-    here.sim.arrive(Prompt("d-1", 600))
-    here.brought("d-1", IDS)
-    here.loads("d-1", 600, 599)
+    here.fetches("d-1", IDS, 600, 599)
     (one,) = joined(merge(there.write(), here.write()))
     assert (one.again, one.last, one.again_by) == (one.sent - 599, 1, {})
 
@@ -96,9 +94,7 @@ def simple(place: Path, brought: dict[str, str], there_brought: dict[str, str] |
         there.brought("p-1", there_brought, ["do_remote_decode"])
     there.computes("p-1", 64, 64)
     there.client("0", "p-1")
-    here.sim.arrive(Prompt("d-1", 64))
-    here.brought("d-1", brought)
-    here.loads("d-1", 64, 32)
+    here.fetches("d-1", brought, 64, 32)
     return merge(there.write(), here.write())
 
 
@@ -141,9 +137,7 @@ def test_two_that_load_from_a_third_are_not_joined(tmp_path: Path, ids: dict[str
     for engine, ident in ((one, "d-1"), (two, "d-2")):
         engine.role = "kv_both"
         engine.__post_init__()
-        engine.sim.arrive(Prompt(ident, 64))
-        engine.brought(ident, ids, ["do_remote_prefill"])
-        engine.loads(ident, 64, 32)
+        engine.fetches(ident, ids, 64, 32, ["do_remote_prefill"])
     answer = merge(one.write(), two.write())
     assert joined(answer) == [] and set(reasons(answer).values()) == {join.NOT_HERE}
 
@@ -183,9 +177,7 @@ def test_an_id_that_fits_two_requests_joins_none(tmp_path: Path) -> None:
     there, here = pair(tmp_path)
     for _ in range(2):
         there.computes("p-1", 64, 64)
-    here.sim.arrive(Prompt("d-1", 64))
-    here.brought("d-1", IDS)
-    here.loads("d-1", 64, 32)
+    here.fetches("d-1", IDS, 64, 32)
     answer = merge(there.write(), here.write())
     assert joined(answer) == [] and reasons(answer)["d-1"] == join.SEVERAL
 
@@ -326,9 +318,7 @@ def test_requests_fits_80_columns_with_ids_as_vllm_makes_them(
     for n in range(3):
         ident = f"cmpl-{n}84ab9c2f7d14c0f9f3e6a7b1c2d3e4f-0-8efe0a4{n}"
         there.computes(ident, 64, 64)
-        here.sim.arrive(Prompt(f"{ident}-d", 64))
-        here.brought(f"{ident}-d", {"remote_request_id": ident})
-        here.loads(f"{ident}-d", 64, 32)
+        here.fetches(f"{ident}-d", {"remote_request_id": ident}, 64, 32)
     shell("merge", there.write(), here.write(), "-o", tmp_path / "m")
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = shell("requests", tmp_path / "m")

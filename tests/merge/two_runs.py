@@ -83,6 +83,14 @@ class Engine:
         match = Policy(lambda *_: [], lambda one, local: loaded)
         self.sim.serve([Prompt(request, prompt, output=3)], match)
 
+    def fetches(
+        self, request: str, ids: Mapping[str, str], prompt: int, loaded: int, asks: Sequence[str] = ()
+    ) -> None:
+        """A prompt that comes with the ids of another engine's work, and loads what that one computed."""
+        self.sim.arrive(Prompt(request, prompt))
+        self.brought(request, ids, asks)
+        self.loads(request, prompt, loaded)
+
     def write(self) -> Path:
         self.sim.write()
         return self.folder
@@ -103,9 +111,7 @@ def handed_over(place: Path, here: Host | None = None, early: int = 0) -> tuple[
     there.computes("p-1", 600, 512)
     ids = {"remote_request_id": "p-1", "remote_engine_id": "engine-p"}
     there.returned("p-1", ids)
-    decode.sim.arrive(Prompt("d-1", 600))
-    decode.brought("d-1", ids, ["do_remote_prefill"])
-    decode.loads("d-1", 600, 384)
+    decode.fetches("d-1", ids, 600, 384, ["do_remote_prefill"])
     return there.write(), decode.write()
 
 

@@ -96,6 +96,14 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     assert "cannot read" in refused(tmp_path / "loop")
 
 
+def test_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "huge.json"
+    with path.open("wb") as stream:
+        stream.truncate(1 << 30)
+    with pytest.raises(ReportError, match="larger than any report"):
+        read_report(path)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_file_without_permission(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
