@@ -672,8 +672,12 @@ def test_aborted_before_save(tmp_path: Path) -> None:
     assert ids(run("stopped", "FINISHED_STOPPED")) == ["metadata-has-no-store"]
 
 
-def test_an_abort_explains_nothing_where_nobody_was_offered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_part", [False, True])
+def test_an_abort_explains_nothing_where_nobody_was_offered(tmp_path: Path, in_part: bool) -> None:
+    """... or of another prompt, which ran to its end, a part alone."""
     sim = sim_of(tmp_path)
+    if in_part:
+        sim.one_step("a", 128, [Entry("a", 32, -1, 0)], digest=1)
     sim.one_step("c", 64, digest=3, ends=False)
     sim.finish("c", 64, 0, "FINISHED_ABORTED")
     assert ids(analyse(sim)) == ["metadata-has-no-store"]
