@@ -466,30 +466,31 @@ def saving(tmp_path: Path, name: str, n: int = 6, tp: int = 2) -> Sim:
     return sim
 
 
-def test_save_never_finished(tmp_path: Path) -> None:
-    sim = saving(tmp_path, "never")
-    for i in (1, 3, 4, 5, 6):
-        for rank in range(2):
+@pytest.mark.parametrize(
+    ("ranks", "failed", "ident", "lost", "says"),
+    [
+        ((), 0, "save-never-finished", 64, "1 of 6 asynchronous saves"),
+        ((0,), 0, "save-never-finished", 32, "(rank 1)"),
+        ((0, 1), 1, "save-lost", 64, ""),
+    ],
+    ids=["on no rank", "on one rank", "it failed"],
+)
+def test_an_asynchronous_save_that_did_not_come_to_its_end(
+    tmp_path: Path, ranks: tuple[int, ...], failed: int, ident: str, lost: int, says: str
+) -> None:
+    """The second request's finishes on ``ranks``; all others do on both."""
+    sim = saving(tmp_path, "run")
+    for i in range(1, 7):
+        done = ranks if i == 2 else (0, 1)
+        for rank in done:
             sim.done(f"req-{i}", rank)
-        sim.done(f"req-{i}")
+        if done == (0, 1):
+            sim.done(f"req-{i}", failed=failed if i == 2 else 0)
     diagnosis = analyse(sim)
-    assert ids(diagnosis)[0] == "save-never-finished"
-    assert tokens(diagnosis) == {"saved": 320, "not-saved:save-never-finished": 64}
-    text = finding(diagnosis, "save-never-finished")
-    assert "1 of 6 asynchronous saves" in text and text.startswith("fault")
-
-
-def test_save_that_one_rank_never_finished(tmp_path: Path) -> None:
-    sim = saving(tmp_path, "rank")
-    for i in (1, 2, 3, 4, 5, 6):
-        sim.done(f"req-{i}", 0)
-        if i != 2:
-            sim.done(f"req-{i}", 1)
-            sim.done(f"req-{i}")
-    diagnosis = analyse(sim)
-    assert ids(diagnosis)[0] == "save-never-finished"
-    assert tokens(diagnosis) == {"saved": 320 + 32, "not-saved:save-never-finished": 32}
-    assert "(rank 1)" in finding(diagnosis, "save-never-finished")
+    assert ids(diagnosis)[0] == ident
+    assert tokens(diagnosis) == {"saved": 384 - lost, f"not-saved:{ident}": lost}
+    text = finding(diagnosis, ident)
+    assert text.startswith("fault") and says in text
 
 
 def test_saves_in_flight_are_pending_and_finished_ones_saved(tmp_path: Path) -> None:
@@ -505,15 +506,6 @@ def test_saves_in_flight_are_pending_and_finished_ones_saved(tmp_path: Path) -> 
         sim.done(f"req-{i}")
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"saved": 128} and "save-never-finished" in ruled_out(diagnosis)
-
-
-def test_save_lost(tmp_path: Path) -> None:
-    sim = saving(tmp_path, "lost", n=3)
-    for i in (1, 2, 3):
-        sim.done(f"req-{i}", failed=int(i == 2))
-    diagnosis = analyse(sim)
-    assert ids(diagnosis)[0] == "save-lost"
-    assert tokens(diagnosis) == {"saved": 128, "not-saved:save-lost": 64}
 
 
 def test_prompts_that_share_a_key_lose_their_kv(tmp_path: Path) -> None:
@@ -680,8 +672,12 @@ def test_aborted_before_save(tmp_path: Path) -> None:
     assert ids(run("stopped", "FINISHED_STOPPED")) == ["metadata-has-no-store"]
 
 
-def test_an_abort_explains_nothing_where_nobody_was_offered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_part", [False, True])
+def test_an_abort_explains_nothing_where_nobody_was_offered(tmp_path: Path, in_part: bool) -> None:
+    """... or of another prompt, which ran to its end, a part alone."""
     sim = sim_of(tmp_path)
+    if in_part:
+        sim.one_step("a", 128, [Entry("a", 32, -1, 0)], digest=1)
     sim.one_step("c", 64, digest=3, ends=False)
     sim.finish("c", 64, 0, "FINISHED_ABORTED")
     assert ids(analyse(sim)) == ["metadata-has-no-store"]

@@ -281,6 +281,14 @@ def test_nothing_is_written_over(tmp_path: Path, shell: Shell) -> None:
 # ------------------------------------------------------------------------------ the merged directory
 
 
+@pytest.fixture
+def place(tmp_path: Path, shell: Shell) -> Path:
+    """A merge of two runs, which are beside it."""
+    folder = tmp_path / "m"
+    assert shell("merge", *handed_over(tmp_path), "-o", folder)[0] == 0
+    return folder
+
+
 def test_it_is_read_as_it_was_written_and_moves_with_its_runs(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     answer = merge(*handed_over(runs))
@@ -293,9 +301,7 @@ def test_it_is_read_as_it_was_written_and_moves_with_its_runs(tmp_path: Path) ->
     assert (moved / "m").stat().st_mode & 0o077 == 0
 
 
-def test_explain_requests_and_why_take_it(tmp_path: Path, shell: Shell) -> None:
-    place = tmp_path / "m"
-    assert shell("merge", *handed_over(tmp_path), "-o", place)[0] == 0
+def test_explain_requests_and_why_take_it(place: Path, shell: Shell) -> None:
     code, out, err = shell("explain", place)
     assert (code, err) == (0, "") and "128 were sent and yet computed again" in " ".join(out.split())
     assert shell("explain", place / "merged.json") == (code, out, err)
@@ -327,9 +333,7 @@ def test_requests_fits_80_columns_with_ids_as_vllm_makes_them(
     assert shell("why", tmp_path / "m", "--request", shown)[0] == 0
 
 
-def test_what_a_merge_has_not_is_one_line(tmp_path: Path, shell: Shell) -> None:
-    place = tmp_path / "m"
-    shell("merge", *handed_over(tmp_path), "-o", place)
+def test_what_a_merge_has_not_is_one_line(place: Path, shell: Shell) -> None:
     lines: list[tuple[Any, ...]] = [
         ("why", place, "--request", "zzz"),
         ("requests", place, "--verdict", "saved"),
@@ -359,27 +363,22 @@ def test_a_verb_of_one_run_names_the_runs_to_give(
     assert "is of one run: m: give it each of them: prefill, decode" in err
 
 
-def test_a_merge_is_explained_to_a_file(tmp_path: Path, shell: Shell) -> None:
-    place, file = tmp_path / "m", tmp_path / "both.md"
-    shell("merge", *handed_over(tmp_path), "-o", place)
+def test_a_merge_is_explained_to_a_file(tmp_path: Path, place: Path, shell: Shell) -> None:
+    file = tmp_path / "both.md"
     words = ("explain", place, "--format", "markdown", "-o", file)
     assert shell(*words) == (0, "", "") and "sent and yet computed again" in file.read_text()
     code, _, err = shell(*words)
     assert code == 2 and "there already" in err
 
 
-def test_a_run_that_is_gone_leaves_the_rest_told(tmp_path: Path, shell: Shell) -> None:
-    place = tmp_path / "m"
-    shell("merge", *handed_over(tmp_path), "-o", place)
+def test_a_run_that_is_gone_leaves_the_rest_told(tmp_path: Path, place: Path, shell: Shell) -> None:
     shutil.rmtree(tmp_path / "prefill")
     code, out, _ = shell("why", place, "--request", "p-1")
     assert code == 0 and "In run 2 decode" in out and "prefill: the run is not at" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("name", ["merged.json", "requests.jsonl"])
-def test_a_damaged_merge_is_one_line(tmp_path: Path, shell: Shell, name: str) -> None:
-    place = tmp_path / "m"
-    shell("merge", *handed_over(tmp_path), "-o", place)
+def test_a_damaged_merge_is_one_line(place: Path, shell: Shell, name: str) -> None:
     whole = (place / name).read_bytes()
     for data in (whole[: len(whole) // 2], b"[]\n", b'{"schema": 1}\n', b"\xff\xfe", b"null\n"):
         (place / name).write_bytes(data)
