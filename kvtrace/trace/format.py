@@ -163,10 +163,6 @@ class Way(IntEnum):
     """No bytes: a file lost its name, or got another one."""
 
 
-PEER = ("tcp ", "unix ")
-"""How the target of what was sent through a socket begins; then come the host and port, or the path."""
-
-
 class Dispatch(IntEnum):
     """How an attention op's body was reached; the detail of an ``OP`` record."""
 
