@@ -11,6 +11,8 @@ from kvtrace.verify.observed import BAD, MOST_APART, Asked, Observed
 from kvtrace.words import count, listed, percent, plural
 
 MOST_NAMED = 4
+NOT_THERE = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED, LoadEnd.NOT_FINISHED)
+"""Ends of tokens that were accepted and did not come."""
 _MOST_SAID = 3
 _ENDS = {
     LoadEnd.WRONG: "hold other KV than these tokens compute to",
@@ -159,9 +161,11 @@ def all_proved(one: Asked, what: Observed) -> bool:
 
 
 def _proved(one: Asked, what: Observed) -> bool:
+    if one.seen is None:
+        return False
     size = max(1, what.facts.block)
-    whole = one.given // size * size * one.seen.pairs if one.seen else 0
-    return 0 < whole <= (one.seen.proved if one.seen else 0) and not bad_ends(one, what)
+    whole = one.given // size * size * one.seen.pairs
+    return 0 < whole <= one.seen.proved and not bad_ends(one, what)
 
 
 def answers_differ(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, not_applicable, not_observed, proved
 from kvtrace.verify.observed import Asked, Facts, Observed
@@ -10,7 +9,6 @@ from kvtrace.verify.properties.sizes import fits, twice, unit, units, usual
 from kvtrace.verify.property import Property
 from kvtrace.words import plural
 
-_NOT_THERE = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED, LoadEnd.NOT_FINISHED)
 _STREAMS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -28,18 +26,18 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
     gone = judging.missing(again, what.unit)
     if gone:
         return judging.not_back(gone, what)
-    wrong = judging.loaded_wrong([one for one in again if one.given], what, *_NOT_THERE)
+    wrong = judging.loaded_wrong([one for one in again if one.given], what, *judging.NOT_THERE)
     if wrong is not None:
         return wrong
     taken = [one for one in again if judging.expected(one, what.unit)]
     if not taken:
         return not_observed(f"no whole unit of {plural(len(again), 'repeated prompt')} was taken")
     less = sum(one.taken // what.unit < one.stored // what.unit for one in again)
+    asks = f"of {plural(less, 'prompt')} it took less than all whole units: is that meant?"
     return proved(
         f"of {plural(len(taken), 'repeated prompt')} every whole unit of {what.unit} tokens that was taken "
         "came back",
-        evidence=[f"of {plural(less, 'prompt')} it took less than all whole units: is that meant?"]
-        * (less > 0),
+        evidence=[asks] if less else [],
         numbers={"unit": what.unit, "prompts": len(taken)},
     )
 

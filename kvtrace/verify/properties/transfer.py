@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.observed import Asked, Facts, Observed
@@ -89,8 +88,7 @@ def _lookups(own: list[Asked], what: Observed) -> Verdict:
     cannot = judging.nothing(what)
     if cannot is not None:
         return cannot
-    ends = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED, LoadEnd.NOT_FINISHED)
-    wrong = judging.loaded_wrong(what.loads, what, *ends)
+    wrong = judging.loaded_wrong(what.loads, what, *judging.NOT_THERE)
     if wrong is not None:
         return wrong
     if not any(map(judging.arrived, what.loads)):
