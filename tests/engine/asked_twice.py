@@ -2,23 +2,15 @@
 
 import sys
 
-from vllm import LLM, SamplingParams
+from small_engine import start
+from vllm import SamplingParams
 
 
 def main() -> None:
     model, store = sys.argv[1:]
-    engine = LLM(
-        model=model,
-        enforce_eager=True,
-        max_model_len=512,
-        enable_prefix_caching=False,
-        kv_transfer_config={
-            "kv_connector": "GroupStore",
-            "kv_connector_module_path": "group_store",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"path": store},
-        },
-    )
+    transfer = {"kv_connector_extra_config": {"path": store}}
+    limits = {"max_model_len": 512, "enable_prefix_caching": False}
+    engine = start(model, "GroupStore", "group_store", transfer=transfer, **limits)
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     for end in (394, 460):  # a prompt, and one that begins with it
         engine.generate([{"prompt_token_ids": list(range(10, end))}], params, use_tqdm=False)

@@ -44,12 +44,12 @@ def rule(case: Case) -> Results:
     evidence, unasked = _repeated(repeated), ""
     if consumers:
         unasked = transfers.not_asked(case, case.engines[consumers[0].engine], [one.id for one in consumers])
-        evidence[:0] = [unasked] if unasked else []
-        evidence.insert(
-            0,
+        evidence = [
             f"this engine is a kv_consumer: {of_all(len(consumers), len(asked), 'lookup')} found nothing "
             "that another engine had stored",
-        )
+            *([unasked] if unasked else []),
+            *evidence,
+        ]
     wanting = consumers + repeated
     tokens = float(sum(max(row.shared, row.saved_before) - row.local for row in repeated)) + sum(
         row.prompt - row.local for row in consumers
