@@ -98,12 +98,14 @@ class StageRow:
 
 @dataclass(frozen=True)
 class OfRequest:
-    """Tokens of one request."""
+    """Tokens of one request. ``caught``: of the unseen ones, those that were read where an exception was
+    caught."""
 
     saved: int = 0
     sent: int = 0
     lost: int = 0
     unseen: int = 0
+    caught: int = 0
 
 
 @dataclass(frozen=True)

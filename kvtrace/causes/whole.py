@@ -10,6 +10,7 @@ from kvtrace.causes.model import OfRequest, Whole
 from kvtrace.causes.outcomes import kept, not_saved
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows
+from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.whole import swept
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 
@@ -26,6 +27,8 @@ def whole_tokens(case: Case) -> Whole:
         tokens[outcome] += int(row.amount)
         prompts[outcome] += int(row.prompt)
         of[row.request][outcome] += int(row.amount)
+        if row.ended == SaveEnd.CAUGHT:
+            of[row.request]["caught"] += int(row.amount)
         if outcome == SAVED:
             saved[Grade(row.grade)] += int(row.prompt)
             if row.sent_to:
@@ -36,7 +39,8 @@ def whole_tokens(case: Case) -> Whole:
         prompts[outcome] += max(0, min(end, case.requests[row].prompt) - start)
         of[row]["lost" if outcome != NOT_OBSERVED else outcome] += end - start
     requests = {
-        row: OfRequest(one[SAVED], one["sent"], one["lost"], one[NOT_OBSERVED]) for row, one in of.items()
+        row: OfRequest(one[SAVED], one["sent"], one["lost"], one[NOT_OBSERVED], one["caught"])
+        for row, one in of.items()
     }
     return Whole(tokens, prompts, saved, sent, requests)
 

@@ -147,8 +147,8 @@ def share(value: float) -> str:
 
 def noise(what: Observed) -> float | None:
     """The mean error between two computations of the same tokens, of the worst layer; None: none was seen.
-    What is computed on top of what was loaded is none."""
-    alone = [one.seen for one in what.plain if one.seen and not one.given and not one.seen.preemptions]
+    What is computed on top of what was loaded, by it or by another request, is none."""
+    alone = [one.seen for one in what.plain if one.seen and not one.back and not one.seen.preemptions]
     found = [of.mean for seen in alone for of in seen.noise.values()]
     return max(found, default=None)
 

@@ -236,10 +236,15 @@ def test_what_is_not_observed_for_an_exception_is_a_fault(tmp_path: Path, kind: 
         ended = table["ended"].where(others, int(SaveEnd.CAUGHT))
         return table.assign(outcome=table["outcome"].where(others, NOT_OBSERVED), ended=ended)
 
-    run = replace(run, base=unknown(run.base), whole=unknown(run.whole))
+    # Of what it generated later nothing is known either, and no exception was caught there.
+    later = run.whole.iloc[:1].assign(
+        outcome=NOT_OBSERVED, ended=int(SaveEnd.NOT_OBSERVED), amount=3, prompt=0
+    )
+    run = replace(run, base=unknown(run.base), whole=pd.concat([unknown(run.whole), later]))
     diagnosis = diagnose(replace(run, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
     first = diagnosis.findings[0]
     assert (first.id, first.severity, first.tokens) == ("exception-swallowed", "fault", 64)
+    assert first.grade == Grade.READ
     assert "nothing shows that they came to rest" in first.title
     assert "not-saved:exception-swallowed" not in diagnosis.saves.accounts
 
@@ -541,8 +546,9 @@ def test_generated_tokens_in_a_prompts_last_block_are_no_sign(tmp_path: Path) ->
         (4096, 4096, 0, "store-incomplete"),
         (8192, 8192, 0, "below-save-granularity"),
         (16384, 8192, 2, "below-save-granularity"),  # temporary files: what stays accounts for all
+        (100, 20, 2, "below-save-granularity"),  # next to nothing of what was read
     ],
-    ids=["files removed", "fewer bytes", "all there", "copied"],
+    ids=["files removed", "fewer bytes", "all there", "copied", "an index written anew"],
 )
 def test_a_possible_loss_after_the_read_goes_before_a_choice(
     tmp_path: Path, came: int, rest: int, removed: int, first: str

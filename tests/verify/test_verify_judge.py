@@ -20,6 +20,7 @@ from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, Request
 from kvtrace.verify.evidence import Evidence, LayerError, Seen, _hook_shares
 from kvtrace.verify.judge import judged, workloads
+from kvtrace.verify.judging import noise
 from kvtrace.verify.observed import Facts, Observed, Settings, taken_unit, with_stored
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.session import Options, Small, repeats
@@ -367,6 +368,23 @@ def test_blocks_that_are_never_given_back_fail(monkeypatch: pytest.MonkeyPatch) 
     assert failed(answers(Holds(), monkeypatch)) == {"blocks-given-back"}
 
 
+def test_blocks_in_use_hide_whether_it_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaks(Connector):
+        def reset(self, patience: float) -> bool | None:
+            return False
+
+        def offered(self, request: Request) -> int:
+            return 0
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            return {"local": 64, "noise": {"layers.0": LayerError(1.0, 1.0)}}
+
+    what = everything(Leaks(), monkeypatch)
+    found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
+    assert failed(found) == {"blocks-given-back"} and found["transfers"] is Answer.NOT_OBSERVED
+    assert noise(what) is None  # what the GPU's own cache held may have been loaded
+
+
 def test_a_role_that_never_loads_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     class Producer(Connector):
         def offered(self, request: Request) -> int:
@@ -499,6 +517,17 @@ def test_answers_that_were_compared_with_nothing_are_not_proved(monkeypatch: pyt
     what = replace(what, asked=[one for one in what.asked if one.given])
     found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
     assert found["outputs"] is Answer.NOT_OBSERVED
+
+
+def test_answers_on_wrong_kv_that_none_is_known_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = everything(Connector(), monkeypatch)
+    outputs = [one for one in of_suite("quick") if one.id == "outputs"]
+    assert judged(outputs, what)[0].verdict.answer is Answer.PROVED
+    first = next(one for one in what.asked if one.given and one.seen)
+    assert first.seen is not None
+    wrong = replace(first, tokens=(7,), seen=replace(first.seen, ends={LoadEnd.WRONG: 32 * PAIRS}))
+    what = replace(what, asked=[wrong if one is first else one for one in what.asked])
+    assert judged(outputs, what)[0].verdict.answer is Answer.NOT_OBSERVED
 
 
 def test_a_failures_command_names_property_model_and_store() -> None:

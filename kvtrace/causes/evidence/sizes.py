@@ -29,7 +29,8 @@ def removed(case: Case) -> Iterator[Outside]:
 def _removes(one: Outside) -> bool:
     """Unless what stays accounts for all that was read: then these were temporary files."""
     stays = one.at_end is not None and one.read and one.at_end >= one.read
-    return bool(one.removed and one.taken_away > (1 - _MOST) * one.put and not stays)
+    least = max((1 - _MOST) * one.put, _LEAST * one.read)
+    return bool(one.removed and one.taken_away > least and not stays)
 
 
 def never_came(one: Outside) -> int:

@@ -245,7 +245,7 @@ def _in_doubt(request: Request) -> int:
 def _tokens_in_doubt(case: Case, request: Request) -> int:
     read = request.grade is not None and request.grade < Grade.WRITTEN
     whole = case.of_request(request)
-    return (whole.saved if read else 0) + (whole.unseen if request.caught else 0)
+    return (whole.saved if read else 0) + whole.caught
 
 
 def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
@@ -260,7 +260,7 @@ def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
         "read from the KV cache in these steps, and nothing shows that they came to rest.",
         tokens=tokens,
         requests=len(whose),
-        grade=min((r.grade for r in whose if r.grade is not None), default=None),
+        grade=Grade.READ,
         evidence=[exception_line(fact) for fact in facts[:3]] + logs_in(case, {f.hook for f in facts}),
         events=_events(facts),
         headline=f"{first.type} {ended} where the connector saves",

@@ -28,10 +28,11 @@ def rule(case: Case) -> Results:
     if case.affected(CAUSE) or never:
         partly = [save for save in never if save.reported]
         missing = sorted({rank for save in partly for rank in save.missing})
+        open_yet = f", and {count(len(pending))} were still in flight at the end" if pending else ""
         evidence = [
             f"{count(len(never))} of {plural(len(saves), 'asynchronous save')} that request_finished "
             "announced never came back, though the run went on; "
-            f"{count(sum(s.end == SaveEnd.SAVED for s in saves))} did"
+            f"{count(sum(s.end == SaveEnd.SAVED for s in saves))} did{open_yet}"
         ]
         if partly:
             evidence.append(

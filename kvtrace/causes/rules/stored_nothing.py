@@ -95,11 +95,14 @@ def _finding(case: Case) -> Finding:
         title = f"The save hooks ran and read no KV slot{of}"
     # Nothing is known to have been promised, and the hooks do read in other steps.
     chosen = not trust.nothing and bool(case.read_steps) and not some
-    meant = " Is that meant?" if chosen else ""
+    requests = plural(len(case.affected(CAUSE)), "request")
+    lost = f"{title}: {requests} lost tokens."
+    said = f"{title} for tokens of {requests}. Is that meant?" if chosen else lost
+    meant = ["nothing to do where the connector leaves these out on purpose (at first use, below a length)"]
     return case.finding(
         CAUSE,
-        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.{meant}",
-        severity=LIMIT if meant else FAULT,
+        said,
+        severity=LIMIT if chosen else FAULT,
         evidence=_evidence(case) + logs_in(case, SAVE_HOOKS),
         events=case.events(
             CAUSE,
@@ -108,7 +111,8 @@ def _finding(case: Case) -> Finding:
             else "none of their slots was read from the KV tensor",
         ),
         headline=headline,
-        remedy=[
+        remedy=(meant if chosen else [])
+        + [
             "look at what save_kv_layer does with the metadata: an early return, an empty slot mapping, a "
             "filter by rank or layer; in a wrapper, whether save_kv_layer and bind_connector_metadata are "
             "passed on",

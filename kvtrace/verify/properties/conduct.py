@@ -56,7 +56,7 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
         return not_observed("nothing was recorded")
     open_loads = [one for one in what.plain if one.seen and one.seen.asynchronous and one.given]
     if not run.async_saves and not open_loads:
-        return not_applicable("it saves and loads within the step")
+        return not_applicable("it announces no asynchronous save and no asynchronous load")
     never = [one for one in open_loads if one.seen and one.seen.lost(LoadEnd.NOT_FINISHED)]
     if never:
         return failed(

@@ -46,6 +46,12 @@ def _transfers(own: list[Asked], what: Observed) -> Verdict:
             f"the connector was never asked for one of {plural(len(again), 'repeated prompt')}",
             numbers=numbers, requests=judging.names(again), case=again[0].case,
         )  # fmt: skip
+    if what.held and any(one.seen.local for one in asked if one.seen):
+        return not_observed(
+            "blocks were not given back, so the engine's own prefix cache could not be emptied: nothing was "
+            "left to load",
+            numbers=numbers,
+        )
     took = "something was taken" if saved else "nothing was taken either"
     return failed(
         f"nothing came back for {plural(len(again), 'repeated prompt')}; {took}",
@@ -79,7 +85,7 @@ def _equal(own: list[Asked], what: Observed) -> Verdict:
         return not_observed(f"what was loaded could not be compared ({count(total)} token-layers)")
     return proved(
         f"{count(proved_layers)} of {count(total)} token-layers that were loaded are what these tokens "
-        "computed to, bit by bit; of the others, begun blocks, nothing is known",
+        "computed to, bit by bit; of the others nothing is known",
         numbers=numbers,
     )
 
@@ -117,7 +123,16 @@ def _outputs(own: list[Asked], what: Observed) -> Verdict:
         "a tie, in logprobs": round(judging.tie(what), 6),
     }
     if not other:
-        return proved(f"{plural(len(compared), 'answer')} are those of {beside}", numbers=numbers)
+        says = f"{plural(len(compared), 'answer')} are those of {beside}"
+        asked = {one.number for one in compared}
+        wrong = [one for one in what.loads if one.number not in asked and judging.bad_ends(one, what)]
+        if wrong:  # those that a wrong load may have changed
+            return not_observed(
+                f"{says}; of {plural(len(wrong), 'more request')} what was loaded is wrong, and no answer "
+                "was there to compare",
+                numbers=numbers,
+            )
+        return proved(says, numbers=numbers)
     says = f"{len(other)} of {plural(len(compared), 'answer')} are not those of {beside}"
     if all(judging.altered(one, what) for one, _ in other):
         return not_observed(
