@@ -19,6 +19,7 @@ from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.ledger.model import Engine, Run
 from kvtrace.ledger.read import read_run
 from kvtrace.ledger.scan import SpoolScan, scan
+from kvtrace.terms import NOT_OBSERVED
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.facts import LoadErrors
 from kvtrace.trace.format import SPOOL_DIR, WORDS, Kind, Role
@@ -48,7 +49,8 @@ class Seen:
         ends: token-layers of what was accepted, by how they ended.
         proved: token-layers that came back as they were computed.
         reasons: what was seen of those that did not, by their end.
-        saved: token-layers that the connector took; in_hand: that it lost after it had them in hand.
+        saved: token-layers that the connector stored, those included that it removed since; in_hand: that it
+            lost after it had them in hand; unseen: of the prompt, of which neither is known.
         errors: of loaded blocks; noise: of blocks that the engine computed twice; by layer.
         compared, differing: loaded blocks that were compared number by number, and those not the same.
     """
@@ -75,6 +77,7 @@ class Seen:
     compared: int = 0
     differing: int = 0
     in_hand: int = 0
+    unseen: int = 0
 
     @property
     def taken(self) -> int:
@@ -136,7 +139,8 @@ def _read(directory: Path) -> Evidence:
     scans = [one for path in spool_paths(directory) if (one := _scan(path)) is not None]
     errors = _errors(scans)
     loads = {load.request: load for load in run.load_rows}
-    in_hand = _in_hand(run)
+    in_hand, gone = _ended(run, _IN_HAND), _ended(run, (SaveEnd.LOST_LATER,))
+    unseen = run.base[run.base["outcome"] == NOT_OBSERVED].groupby("request")["prompt"].sum().to_dict()
     seen: dict[int, list[Seen]] = defaultdict(list)
     by_tag = {engine.tag: engine for engine in run.engines}
     producers = {engine.tag for engine in run.engines if engine.role == "kv_producer"}
@@ -158,12 +162,13 @@ def _read(directory: Path) -> Evidence:
                 dict(load.ends) if load else {},
                 load.proved if load else 0,
                 dict(load.reasons) if load else {},
-                one.saved, one.chunks, one.preemptions, one.status, one.finished,
+                one.saved + gone[row], one.chunks, one.preemptions, one.status, one.finished,
                 _by_layer([fact for fact in of_blocks if fact.loaded]),
                 _by_layer([fact for fact in of_blocks if not fact.loaded]),
                 sum(len(fact.places) for fact in of_blocks if fact.loaded),
                 sum(fact.differing for fact in of_blocks if fact.loaded),
                 in_hand[row],
+                unseen.get(row, 0),
             )
         )  # fmt: skip
     with_connector = [engine for engine in run.engines if engine.configured is not None]
@@ -207,13 +212,13 @@ def _of(kind: Kind, chunks: Sequence[tuple[Records, NDArray[np.uint8]]]) -> Reco
 _IN_HAND = (
     SaveEnd.RAISED, SaveEnd.CAUGHT, SaveEnd.OVERWRITTEN, SaveEnd.OVERWRITTEN_BY_RANK, SaveEnd.FAILED,
     SaveEnd.NOT_FINISHED, SaveEnd.STALE, SaveEnd.MISPLACED, SaveEnd.PUT_FAILED, SaveEnd.NOT_AT_REST,
-    SaveEnd.LOST_LATER,
 )  # fmt: skip
+"""Of what the connector had in hand, and never stored."""
 
 
-def _in_hand(run: Run) -> Mapping[int, int]:
-    """Row of a request -> token-layers of its prompt that the connector lost after it had them in hand."""
-    lost = run.lost[run.lost["ended"].isin(_IN_HAND) & (run.lost["phase"] == "prefill")]
+def _ended(run: Run, ends: Sequence[SaveEnd]) -> Mapping[int, int]:
+    """Row of a request -> token-layers of its prompt that ended in one of these ways."""
+    lost = run.lost[run.lost["ended"].isin(ends) & (run.lost["phase"] == "prefill")]
     found: dict[int, int] = defaultdict(int)
     for one in _rows(lost):
         found[one.request] += (one.end - one.start) * one.pairs

@@ -53,7 +53,8 @@ class Asked:
     """Leading tokens that a request of an earlier batch had, of the same asker, that was answered, in the
     same life of the engine: what outlasts a restart is a property of its own."""
     taken: int = 0
-    """Of these, as many as the connector took by then: what it leaves out is its choice."""
+    """Of these, as many as the connector took by the rest before it: what it leaves out is its choice, and
+    what it took just now it may still be writing."""
     known: int = 0
     """The same of any request made by then, with what it generated: nobody else's tokens may be given."""
 
@@ -216,7 +217,9 @@ def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
             before = other.batch < one.batch and other.life == one.life
             if before and other.answered and not other.prompt.leaves:
                 common = _common(one.tokens, other.tokens)
-                stored, taken = max(stored, common), max(taken, min(common, held[other.number]))
+                stored = max(stored, common)
+                if (other.job, other.round) != (one.job, one.round):
+                    taken = max(taken, min(common, held[other.number]))
         # What the GPU's own cache gave, the connector need not have.
         known_back = one.given > 0 or one.back <= taken
         more = one.back + one.seen.taken if one.seen is not None and known_back else 0

@@ -260,6 +260,36 @@ def test_what_a_connector_leaves_out_is_its_choice(monkeypatch: pytest.MonkeyPat
     assert "whole-units" in failed(answers(Lost(), monkeypatch))
 
 
+def test_what_is_asked_before_it_can_be_written_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SecondUse(Connector):
+        """It takes a prompt when it is asked a second time, and writes by the next rest."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.used: set[tuple[int, ...]] = set()
+            self.waiting: list[Request] = []
+
+        def _one(self, request: Request) -> Reply:
+            reply = super()._one(request)
+            number = int(request.id.rpartition("-")[2])
+            took = len(self.waiting) and self.waiting[-1] is request
+            self.seen[number] = replace(self.seen[number], saved=PAIRS * len(request.tokens) if took else 0)
+            return reply
+
+        def save(self, request: Request) -> None:
+            key = self.key(request.tokens, request)
+            if key in self.used and not self.offered(request):
+                self.waiting.append(request)
+            self.used.add(key)
+
+        def reset(self, patience: float) -> bool | None:
+            while self.waiting:
+                super().save(self.waiting.pop())
+            return True
+
+    assert not failed(answers(SecondUse(), monkeypatch))
+
+
 def test_what_is_not_compared_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unseen(Connector):
         def more(self, loaded: int) -> dict[str, Any]:
@@ -394,6 +424,21 @@ def test_a_role_that_never_loads_is_no_failure(monkeypatch: pytest.MonkeyPatch) 
     what = replace(what, facts=replace(FACTS, role="kv_producer"))
     found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
     assert not failed(found) and found["comes-back-equal"] is Answer.NOT_APPLICABLE
+
+
+def test_what_a_producer_took_unseen_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unseen(Connector):
+        def offered(self, request: Request) -> int:
+            return 0
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            return {"saved": 0, "unseen": 64}
+
+    transfers = [one for one in of_suite("quick") if one.id == "transfers"]
+    what = everything(Unseen(), monkeypatch)
+    for role, answer in (("kv_producer", Answer.NOT_OBSERVED), ("kv_both", Answer.FAILED)):
+        found = judged(transfers, replace(what, facts=replace(FACTS, role=role)))
+        assert found[0].verdict.answer is answer
 
 
 def test_a_consumer_with_nothing_to_load_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ def _transfers(own: list[Asked], what: Observed) -> Verdict:
         late = judging.unanswered(what.loads, what)
         return late or judging.loaded_wrong(what.loads, what) or not_observed(_UNSEEN, numbers=numbers)
     if what.facts.role == "kv_producer" or not what.facts.looks_up:
+        if not saved and any(one.seen.unseen for one in what.plain if one.seen):
+            return not_observed("it never loads, and what it took could not be seen", numbers=numbers)
         says = f"it never loads; {count(saved)} token-layers were taken"
         return (
             not_applicable(says, numbers=numbers) if saved else failed("nothing was taken", numbers=numbers)

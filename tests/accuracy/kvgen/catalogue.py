@@ -374,7 +374,8 @@ _REST = (
     _fault("leaks-handles", "every file that is written stays open", "", "intact", "mixed",
            store_flaw=("leaks",), **PUSH),
     _fault("salted-hash", "keys are made by Python's salted hash: another process finds nothing",
-           "key-mismatch", "intact", "mixed", **CONTENT, chain=("prefix",),
+           "key-mismatch", "intact", "mixed", **CONTENT, chain=("prefix",), lookup=("ask",),
+           dedupe=("none", "ask"),  # an index in memory forgets at a restart anyway: nothing would be broken
            store_kind=("npy", "safetensors", "raw", "pt", "sqlite"), **PUSH),
     _fault("salt-left-out", "keys leave out the salt of the request: another tenant's KV is a hit",
            "wrong-hit", "stolen", "salted", role=("both",), family=("units", "prefix"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kvgen.catalogue import BY_NAME, FAULTS, HOOKS, Fault
-from kvgen.designs import DESIGN_BY_NAME, DESIGNS, LOSSY, Design
+from kvgen.designs import DESIGN_BY_NAME, DESIGNS, GONE_LATER, LOSSY, Design
 from kvgen.keys import ALGORITHMS, ENCODINGS, FORMATS, KeyScheme
 from kvgen.shapes import CONTAINERS, ENTRY_NOISE, RECORDS, SPECIAL, STEP_NOISE, WHERE, Shape
 from kvgen.stores import (
@@ -226,7 +226,9 @@ class Plan:
         if not self.returns:
             out |= {"transfer", "whole-units"}
         if self.design or (self.planted is not None and self.planted.grade != "fault"):
-            out |= {"transfer", "restart", *_WHOLE}  # some of it is left out, as it is meant
+            out |= {"transfer", "restart"}  # some of it is left out, as it is meant; what is taken comes back
+        if self.design in GONE_LATER:
+            out |= _WHOLE
         if self.whole:  # a prompt of just so many units is stored under a key that asks for one token more
             out |= _WHOLE
         if self.design in LOSSY:
