@@ -13,10 +13,13 @@ Nothing is concluded from silence: a store in memory, in another process, or wri
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import groupby
 from typing import NamedTuple
+
+import numpy as np
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
 from kvtrace.ledger.model import Outside
@@ -28,6 +31,7 @@ from kvtrace.trace.reader import Records
 
 _LEAST, _MOST = 0.98, 1.5
 """Bytes at rest for one that was read, where they account for it: names, headers and text cost some more."""
+_AT_ONCE = 4096
 _LOADING = frozenset(hook.code for hook in hooks.LOADING)
 
 
@@ -86,14 +90,15 @@ class Traced(NamedTuple):
 def accounts(trace: Traced, rest: RestFile) -> Accounts:
     """Of each connector of the process on its own."""
     files = _Files(trace, rest)
-    indexes = sorted({rows.detail(head) for head in trace.slots[:, 0].tolist()} - {0})
+    slots = rows.columns(rows.SlotsTouched, trace.slots)
+    indexes = sorted(set(np.unique(rows.detail(slots.head)).tolist()) - {0})
     found = [_of_connector(trace, files, index, alone=len(indexes) == 1) for index in indexes]
     totals = tuple(total for _, total in found)
     put = {total.connector for total in totals if any(total.places.values())}
     return Accounts(
         {call: one for of_calls, _ in found for call, one in of_calls.items()},
         totals,
-        frozenset(int(row[-1]) for row in trace.slots.tolist() if rows.detail(row[0]) in put),
+        frozenset(slots.call[np.isin(rows.detail(slots.head), list(put))].tolist()),
     )
 
 
@@ -102,6 +107,8 @@ def accounts(trace: Traced, rest: RestFile) -> Accounts:
 
 class _File:
     """What came under one name, or several. ``end``: its size in bytes when the run was over."""
+
+    __slots__ = ("database", "emptied", "end", "names", "removed", "replaced", "size")
 
     def __init__(self, name: str) -> None:
         self.names = {name}
@@ -137,9 +144,9 @@ class _Files:
     def __init__(self, trace: Traced, rest: RestFile) -> None:
         self.writes: dict[int, _Write] = {}
         self._now: dict[str, _File] = {}
-        order = sorted(range(len(trace.outside)), key=lambda at: int(trace.outside[at, 1]))
-        for at in order:
-            row = rows.Outside._make(trace.outside[at].tolist())
+        order = np.argsort(trace.outside[:, 1], kind="stable")
+        for at, words in zip(order.tolist(), _listed(trace.outside[order]), strict=True):
+            row = rows.Outside._make(words)
             name, way = trace.names.get(row.target, ""), rows.code(row.head)
             if way == Way.NAME:
                 self._named(name, trace.names.get(row.size, ""), bool(rows.flags(row.head) & Flag.REPLACED))
@@ -183,7 +190,7 @@ class _Files:
 # --- groups -------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(slots=True)
 class _Group:
     """Reads and writes that belong together: of one call, of one step, or of all."""
 
@@ -301,38 +308,45 @@ def _never_a_byte(groups: Sequence[_Group]) -> bool:
 
 
 def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int, int]) -> None:
-    slots: dict[tuple[int, int], list[Interval]] = defaultdict(list)
-    filled: dict[tuple[int, int], list[Interval]] = defaultdict(list)
-    for words in trace.slots.tolist():
-        row = rows.SlotsTouched._make(words)
-        marks = rows.flags(row.head)
-        loads = marks & Flag.LOAD and (rows.code(row.head) in _LOADING or not marks & Flag.STORE)
-        if rows.detail(row.head) == index and loads:
-            filled[row.call, row.layer] += parse(trace.names.get(row.slot_set, "")).full
-        if rows.detail(row.head) != index or not marks & Flag.STORE or loads:
-            continue
-        steps[row.call] = row.step
-        group = groups[row.call]
-        if row.call not in group.calls:
-            group.calls.append(row.call)
-        if not row.slot_set or marks & Flag.SHARED:
-            group.unknown = True
-        else:
-            found = parse(trace.names.get(row.slot_set, ""))
-            slots[row.call, row.layer] += found.full
-            group.unknown |= bool(found.partly)
-    for (call, layer), runs in slots.items():
-        size = trace.slot_bytes.get(trace.names.get(layer, ""), 0.0)
-        # What a call fills as well it read for a load: as the shape of what is to come.
-        groups[call].read += length(subtract(union(runs), union(filled[call, layer]))) * size
-        groups[call].unknown |= not size
+    own = trace.slots[rows.detail(trace.slots[:, 0]) == index]
+    touched = rows.columns(rows.SlotsTouched, own)
+    order = np.lexsort((touched.layer, touched.call))
+    records = map(rows.SlotsTouched._make, _listed(own[order]))
+    for (call, layer), same in groupby(records, key=lambda row: (row.call, row.layer)):
+        read: list[Interval] = []
+        filled: list[Interval] = []
+        for row in same:
+            marks = rows.flags(row.head)
+            if marks & Flag.LOAD and (rows.code(row.head) in _LOADING or not marks & Flag.STORE):
+                filled += parse(trace.names.get(row.slot_set, "")).full
+            elif marks & Flag.STORE:
+                steps[call] = row.step
+                group = groups[call]
+                group.calls = [call]
+                if not row.slot_set or marks & Flag.SHARED:
+                    group.unknown = True
+                else:
+                    found = parse(trace.names.get(row.slot_set, ""))
+                    read += found.full
+                    group.unknown |= bool(found.partly)
+        if read:
+            size = trace.slot_bytes.get(trace.names.get(layer, ""), 0.0)
+            # What a call fills as well it read for a load: as the shape of what is to come.
+            groups[call].read += length(subtract(union(read), union(filled))) * size
+            groups[call].unknown |= not size
+
+
+def _listed(table: Records) -> Iterator[list[int]]:
+    """Its records one by one; as Python's numbers they take ten times the memory, so not all at once."""
+    for begin in range(0, len(table), _AT_ONCE):
+        yield from table[begin : begin + _AT_ONCE].tolist()
 
 
 def _outside(
     trace: Traced, files: _Files, indexes: set[int], groups: dict[int, _Group], steps: dict[int, int]
 ) -> dict[str, int]:
     places: dict[str, int] = defaultdict(int)
-    for at, words in enumerate(trace.outside.tolist()):
+    for at, words in enumerate(_listed(trace.outside)):
         row = rows.Outside._make(words)
         if rows.detail(row.head) not in indexes or rows.code(row.head) == Way.NAME:
             continue
