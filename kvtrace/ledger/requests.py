@@ -416,7 +416,7 @@ class _Reader:
             Kind.PREEMPT: (rows.Preemption, self._preemption),
             Kind.FINISH: (rows.Finish, self._finish),
         }
-        for words in self._scan.of_requests.tolist():
+        for words in rows.one_by_one(self._scan.of_requests):
             found = readers.get(words[0] & 0xFF)
             if found is not None:
                 row, read = found

@@ -16,7 +16,7 @@ kind: there each field is an array, one item a record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from kvtrace.trace.format import UNKNOWN, Kind
@@ -572,6 +572,15 @@ def columns(row: type[R], table: NDArray[np.int64]) -> R:
 def of_kind(row: type[R], table: NDArray[np.int64]) -> R:
     """The records of that kind in a table of any, as one row of arrays."""
     return columns(row, table[kind(table[:, 0]) == KIND_OF[row]])
+
+
+_AT_ONCE = 4096
+
+
+def one_by_one(table: NDArray[np.int64]) -> Iterator[list[int]]:
+    """The records of a table as Python's numbers. These take ten times the memory: so not all at once."""
+    for begin in range(0, len(table), _AT_ONCE):
+        yield from table[begin : begin + _AT_ONCE].tolist()
 
 
 # The parts of word 0; each works on an int and on an array.

@@ -156,7 +156,7 @@ def _blocks(source: _Source, records: Records, accepted: Mapping[int, Interval])
     """By KV cache group. ``records``: PRINTS, or REPRINTS, which have the same columns."""
     engine, requests = source.engine, source.requests
     found: dict[int, list[Block]] = defaultdict(list)
-    for words in records.tolist():
+    for words in rows.one_by_one(records):
         record = rows.BlockPrints._make(words)
         group = rows.detail(record.head)
         row = source.row(record.request, record.step)
@@ -178,7 +178,7 @@ def _numbers(source: _Source, group: int, layers: Sequence[str]) -> Mapping[tupl
     found: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
     at = {name: number for number, name in enumerate(layers)}
     size = source.block_size(group)
-    for words in source.scan.layers.tolist():
+    for words in rows.one_by_one(source.scan.layers):
         record = rows.LayerPrints._make(words)
         row = source.row(record.request, record.step)
         own = [at.get(name) for name in _layer_set(source.scan, record.layer_set)]

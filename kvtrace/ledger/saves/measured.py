@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
 
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.scan import SpoolScan
@@ -17,10 +20,11 @@ from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag
 
 WHOLE = -1
 """The column of what a call did without a layer to its name."""
+_NO_LAYER = -2
 _SAVING = frozenset(hook.code for hook in hooks.SAVING)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cell:
     """What was measured of one layer in one step of one worker."""
 
@@ -50,45 +54,46 @@ class Measured:
 def measure(scans: Sequence[SpoolScan], workers: Sequence[Worker]) -> dict[tuple[int, str], Measured]:
     """The cells of each worker, by Worker.key."""
     by_spool = {scan.name: scan for scan in scans}
-    effects: dict[tuple[int, str], list[rows.Effect]] = defaultdict(list)
-    for scan in scans:
-        for words in scan.effects.tolist():
-            effect = rows.Effect._make(words)
-            if effect.step & STEP_MASK:
-                effects[effect.step >> STEP_SHIFT, scan.name].append(effect)
-    return {
-        worker.key: _measured(effects[worker.key], worker, by_spool[worker.spool].names) for worker in workers
-    }
+    return {worker.key: _measured(by_spool[worker.spool], worker) for worker in workers}
 
 
-def _measured(effects: Sequence[rows.Effect], worker: Worker, names: Mapping[int, str]) -> Measured:
-    of_layer = {name: column for column, name in enumerate(worker.kv_layers)}
-    index = worker.connector.ordinal & 0xFF if worker.connector else None
+def _measured(scan: SpoolScan, worker: Worker) -> Measured:
+    steps = rows.columns(rows.Effect, scan.effects).step
+    table = scan.effects[(steps >> STEP_SHIFT == worker.key[0]) & (steps & STEP_MASK != 0)]
+    effect = rows.columns(rows.Effect, table)
+    marks, saving = rows.flags(effect.head), np.isin(rows.code(effect.head), list(_SAVING))
+    stores, loads = marks & Flag.STORE != 0, marks & Flag.LOAD != 0
+    counts = saving & (stores | ~loads)
     # A connector inside another one is measured twice: the outer one counts.
-    outer = any(rows.detail(effect.head) == index for effect in effects)
-    steps: dict[int, dict[int, list[rows.Effect]]] = defaultdict(lambda: defaultdict(list))
-    most, elsewhere = 0, False
-    for effect in effects:
-        marks, saving = rows.flags(effect.head), rows.code(effect.head) in _SAVING
-        if marks & Flag.STORE and saving:
-            most = max(most, effect.slots)
-        elif marks & Flag.STORE:
-            elsewhere = elsewhere or effect.slots > 0
-        if not saving or (marks & Flag.LOAD and not marks & Flag.STORE):
-            continue
-        if outer and rows.detail(effect.head) != index:
-            continue
-        name = names.get(effect.layer, "") if effect.layer else ""
-        if not name or name in of_layer:
-            steps[effect.step][of_layer[name] if name else WHOLE].append(effect)
+    index = worker.connector.ordinal & 0xFF if worker.connector else -1
+    own = rows.detail(effect.head) == index
+    if own.any():
+        counts &= own
+    of_layer = {name: column for column, name in enumerate(worker.kv_layers)}
+    idents, at = np.unique(effect.layer, return_inverse=True)
+    column = np.array([_column(scan.names.get(ident, ""), of_layer) for ident in idents.tolist()], np.int64)[
+        at
+    ]
+    counts &= column > _NO_LAYER
+    order = np.lexsort((column[counts], effect.step[counts]))
+    cells: dict[int, dict[int, Cell]] = defaultdict(dict)
+    alike: dict[tuple[int, bool, int, int], Cell] = {}  # most are, and are kept once
+    ordered = zip(column[counts][order].tolist(), rows.one_by_one(table[counts][order]), strict=True)
+    of_cells = ((here, rows.Effect._make(words)) for here, words in ordered)
+    for (step, here), group in groupby(of_cells, lambda one: (one[1].step, one[0])):
+        cell = _cell([one for _, one in group])
+        if not cell.targets:
+            cell = alike.setdefault((cell.slots, cell.unsure, cell.bytes, cell.files), cell)
+        cells[step][here] = cell
     return Measured(
-        steps={
-            step: {column: _cell(of_cell) for column, of_cell in columns.items()}
-            for step, columns in steps.items()
-        },
-        most=most,
-        elsewhere=elsewhere,
+        steps=dict(cells),
+        most=int(effect.slots[stores & saving].max(initial=0)),
+        elsewhere=bool((effect.slots[stores & ~saving] > 0).any()),
     )
+
+
+def _column(name: str, of_layer: Mapping[str, int]) -> int:
+    return of_layer.get(name, _NO_LAYER) if name else WHOLE
 
 
 def _cell(effects: Sequence[rows.Effect]) -> Cell:

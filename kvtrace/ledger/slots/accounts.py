@@ -13,7 +13,7 @@ Nothing is concluded from silence: a store in memory, in another process, or wri
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import groupby
@@ -31,7 +31,6 @@ from kvtrace.trace.reader import Records
 
 _LEAST, _MOST = 0.98, 1.5
 """Bytes at rest for one that was read, where they account for it: names, headers and text cost some more."""
-_AT_ONCE = 4096
 _LOADING = frozenset(hook.code for hook in hooks.LOADING)
 
 
@@ -145,7 +144,7 @@ class _Files:
         self.writes: dict[int, _Write] = {}
         self._now: dict[str, _File] = {}
         order = np.argsort(trace.outside[:, 1], kind="stable")
-        for at, words in zip(order.tolist(), _listed(trace.outside[order]), strict=True):
+        for at, words in zip(order.tolist(), rows.one_by_one(trace.outside[order]), strict=True):
             row = rows.Outside._make(words)
             name, way = trace.names.get(row.target, ""), rows.code(row.head)
             if way == Way.NAME:
@@ -311,7 +310,7 @@ def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int,
     own = trace.slots[rows.detail(trace.slots[:, 0]) == index]
     touched = rows.columns(rows.SlotsTouched, own)
     order = np.lexsort((touched.layer, touched.call))
-    records = map(rows.SlotsTouched._make, _listed(own[order]))
+    records = map(rows.SlotsTouched._make, rows.one_by_one(own[order]))
     for (call, layer), same in groupby(records, key=lambda row: (row.call, row.layer)):
         read: list[Interval] = []
         filled: list[Interval] = []
@@ -336,17 +335,11 @@ def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int,
             groups[call].unknown |= not size
 
 
-def _listed(table: Records) -> Iterator[list[int]]:
-    """Its records one by one; as Python's numbers they take ten times the memory, so not all at once."""
-    for begin in range(0, len(table), _AT_ONCE):
-        yield from table[begin : begin + _AT_ONCE].tolist()
-
-
 def _outside(
     trace: Traced, files: _Files, indexes: set[int], groups: dict[int, _Group], steps: dict[int, int]
 ) -> dict[str, int]:
     places: dict[str, int] = defaultdict(int)
-    for at, words in enumerate(_listed(trace.outside)):
+    for at, words in enumerate(rows.one_by_one(trace.outside)):
         row = rows.Outside._make(words)
         if rows.detail(row.head) not in indexes or rows.code(row.head) == Way.NAME:
             continue

@@ -56,7 +56,7 @@ def given_blocks(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dic
     by_id = rows_by_id(requests)
     found: dict[int, list[Given]] = defaultdict(list)
     for scan in scans:
-        for words in scan.blocks.tolist():
+        for words in rows.one_by_one(scan.blocks):
             record = rows.BlocksGiven._make(words)
             at = owner(by_id.get(scan.names.get(record.request, ""), ()), requests, record.step, record.t)
             if at is not None and rows.role(record.head) == Role.SCHEDULER:
