@@ -106,12 +106,10 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
 def _opened_in_vain(scan: SpoolScan) -> int:
     """Files that were opened to write and not there when their call was over, nor under another name; 0 where
     any file was."""
-    files = [
-        row
-        for row in map(rows.Outside._make, rows.one_by_one(scan.outside))
-        if rows.code(row.head) == Way.FILE
-    ]
-    return len(files) if all(row.errors and not row.bytes for row in files) else 0
+    table = rows.columns(rows.Outside, scan.outside)
+    files = rows.code(table.head) == Way.FILE
+    there = files & ((table.errors == 0) | (table.bytes != 0))
+    return 0 if there.any() else int(files.sum())
 
 
 def _in_vain(fact: Swallowed, opened: int) -> bool:
