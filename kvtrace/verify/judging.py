@@ -74,7 +74,15 @@ def arrived(one: Asked) -> bool:
 
 
 def altered(one: Asked, what: Observed) -> bool:
-    """Whether it came back as other numbers, within what is stated."""
+    """Whether it came back as other numbers, within what is stated; or another request's did since the last
+    rest, and the engine's own prefix cache gave of its blocks."""
+    if one.seen is None or not one.seen.local:
+        return _altered(one, what)
+    here = (other for other in what.plain if (other.job, other.round) == (one.job, one.round))
+    return any(_altered(other, what) for other in here)
+
+
+def _altered(one: Asked, what: Observed) -> bool:
     return one.seen is not None and one.seen.differing > 0 and close(one, what) is True
 
 
@@ -197,7 +205,7 @@ def right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
         and other.answered
         and other.seen is not None
         and other.seen.offered is not None
-        and not other.given
+        and not other.back
         and list(other.tokens) == list(one.tokens)
         and len(other.reply.tokens) >= one.prompt.generate
     ]

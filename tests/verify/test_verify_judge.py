@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -185,6 +186,18 @@ def test_other_numbers_fail_only_where_they_are_far(
     assert "error 0.6 % on the mean" in found["comes-back-equal"].says
     assert found["outputs"].answer is Answer.NOT_OBSERVED  # other numbers give other answers
     assert not failed({name: verdict.answer for name, verdict in found.items()})
+
+    # The same of a request that the engine's own cache gave what the one before it had loaded.
+    second = next(b for a, b in pairwise(near.of("repeated")) if a.given and b.given and a.tokens == b.tokens)
+    assert second.seen is not None
+    given = second.given
+    cached = replace(
+        second.seen, local=given, offered=0, accepted=0, errors={}, compared=0, differing=0, ends={}
+    )
+    asked = [replace(one, seen=cached) if one is second else one for one in near.asked]
+    found = {one.id: one.verdict for one in judged(of_suite("quick"), replace(near, asked=asked))}
+    assert not failed({name: verdict.answer for name, verdict in found.items()})
+
     assert {"comes-back-equal", "outputs"} <= failed(answers(Altered(), monkeypatch, error=0.001))
     monkeypatch.setattr(Altered, "error", LayerError(1.9, 1.4))
     assert {"comes-back-equal", "outputs", "concurrent"} <= failed(answers(Altered(), monkeypatch))
