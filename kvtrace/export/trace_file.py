@@ -14,15 +14,8 @@ from kvtrace.export.protobuf import block, fixed64, number, text
 # Trace
 _PACKET = 1
 # TracePacket
-_CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _SEQUENCE_FLAGS, _TRACK = (
-    6,
-    8,
-    10,
-    11,
-    12,
-    13,
-    60,
-)
+_CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT = 6, 8, 10, 11
+_INTERNED, _SEQUENCE_FLAGS, _TRACK = 12, 13, 60
 _CLEARED, _NEEDED = 1, 2  # of its sequence_flags
 # ClockSnapshot and its Clock
 _CLOCKS, _CLOCK_ID, _CLOCK_TIME = 1, 1, 2
@@ -61,7 +54,7 @@ class TraceFile:
         snapshot = b"".join(
             block(_CLOCKS, number(_CLOCK_ID, clock) + number(_CLOCK_TIME, value)) for clock, value in pairs
         )
-        self._packet(number(_TIMESTAMP, t) + block(_CLOCK_SNAPSHOT, snapshot) + number(_SEQUENCE, 1))
+        self.packet(number(_TIMESTAMP, t) + block(_CLOCK_SNAPSHOT, snapshot) + number(_SEQUENCE, 1))
 
     def process(self, pid: int, name: str) -> int:
         """A track of a process; its number."""
@@ -87,22 +80,18 @@ class TraceFile:
             body += text(_NAME, name)
         if parent:
             body += number(_PARENT, parent)
-        self._packet(block(_TRACK, body) + number(_SEQUENCE, 1))
+        self.packet(block(_TRACK, body) + number(_SEQUENCE, 1))
         return self._tracks
 
-    def sequence(self, ident: int) -> Sequence:
-        """Events of one source; `ident` is above 1 and its own."""
-        return Sequence(self, ident)
-
-    def _packet(self, body: bytes) -> None:
+    def packet(self, body: bytes) -> None:
         self._file.write(block(_PACKET, body))
-
-    def write(self, body: bytes) -> None:
-        self._packet(body)
 
 
 class Sequence:
-    """The events of one source: names, keys and texts are written once, and numbered."""
+    """The events of one source: names, keys and texts are written once, and numbered.
+
+    `ident` is above 1 and its own.
+    """
 
     def __init__(self, file: TraceFile, ident: int) -> None:
         self._file = file
@@ -162,4 +151,4 @@ class Sequence:
             self._new.clear()
         flags = _NEEDED if self._begun else _CLEARED | _NEEDED
         self._begun = True
-        self._file.write(body + number(_SEQUENCE_FLAGS, flags))
+        self._file.packet(body + number(_SEQUENCE_FLAGS, flags))
