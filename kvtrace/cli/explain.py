@@ -23,14 +23,14 @@ class Explanation:
     report: Report
     source: str
     traced: str | None
-    detail: int = 0
+    detail: int
 
     def page(self) -> Page:
         return report_page(self.report, self.source, self.traced, whole=self.detail > 1)
 
     def text(self, screen: Screen) -> str:
         """One screen; more where it is asked for."""
-        from kvtrace.render.explained import explained_text
+        from kvtrace.render.brief import explained_text
 
         return explained_text(self.report, screen, self.source, self.traced, self.detail)
 

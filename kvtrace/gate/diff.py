@@ -12,7 +12,7 @@ from kvtrace.gate.contract import rounded
 from kvtrace.gate.explain import worst
 from kvtrace.gate.limits import limits_of
 from kvtrace.gate.outcome import Change, Difference, Value
-from kvtrace.gate.shares import DECODE, grade_of_saved, shares, without
+from kvtrace.gate.shares import DECODE, grade_of, shares, without
 from kvtrace.report.model import Engine, Finding, Ledger, Report
 from kvtrace.terms import FAULT, KEPT, LOCAL_HIT, NOTE, PENDING, severity_order
 
@@ -221,7 +221,7 @@ def _ledger(a: Ledger, b: Ledger, leave_out: str = "") -> list[Change]:
         if name in (LOCAL_HIT, PENDING):
             up = down = ""
         changes.append(Change(name, was, now, "share", verdict=up if now > was else down))
-    grades = grade_of_saved(a), grade_of_saved(b)
+    grades = grade_of(a), grade_of(b)
     if all(grades) and grades[0] != grades[1]:
         changes.append(Change("grade of what was saved", *grades))
     elif not all(grades) and a["trust"] != b["trust"]:

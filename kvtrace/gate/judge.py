@@ -16,7 +16,7 @@ from kvtrace.gate.model import Traffic
 from kvtrace.gate.outcome import Check, Outcome, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
-from kvtrace.gate.shares import grade_of_saved, saved_of_offered, shares
+from kvtrace.gate.shares import grade_of, saved_of_offered, shares
 from kvtrace.report.model import Report
 from kvtrace.terms import FAULT
 from kvtrace.trace import hooks
@@ -146,7 +146,7 @@ def _saved(report: Report, findings: Findings, least: float) -> Check:
     ledger = report["ledger"]["saves"]
     share = saved_of_offered(ledger)
     good = share is not None and share + 1e-9 >= least
-    grade = grade_of_saved(ledger)
+    grade = grade_of(ledger)
     return Check(
         "rule", "tokens saved", "passed" if good else "failed", least, share,
         text="no token was computed in this run" if share is None else "; ".join(

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from kvtrace.ledger.stuck_file import STEP
 from kvtrace.live.model import OpenHook, ProcessLook, Snapshot
+from kvtrace.render.answers import outcomes
 from kvtrace.render.layout import bar, clean
-from kvtrace.render.report import grade_of, outcome_label
+from kvtrace.render.report import outcome_label
 from kvtrace.render.styled import Styled, cell_len
-from kvtrace.terms import FAULT, outcome_order, severity_word
+from kvtrace.terms import FAULT, severity_word
 from kvtrace.words import count, duration, percent, plural
 
 if TYPE_CHECKING:
@@ -144,17 +145,10 @@ def _tokens(look: Snapshot) -> Iterator[Styled]:
 def _outcomes(ledger: Ledger, nothing: str) -> Iterator[Styled]:
     if ledger["total"] <= 0 and nothing:
         yield Styled(f"  {nothing}", "dim")
-    for name in sorted(
-        ledger["accounts"], key=lambda name: (outcome_order(name), -ledger["accounts"][name], name)
-    ):
-        layers = ledger["accounts"][name]
-        if not layers:
-            continue
-        tokens = ledger["tokens"].get(name, layers / (ledger["pairs"] or 1))
-        share = min(1.0, tokens / ledger["total_tokens"]) if ledger["total_tokens"] else 0.0
-        line = Styled(f"  {_short(outcome_label(name), 40):<41}", "red" if ":" in name else "")
+    for name, tokens, share, grade in outcomes(ledger):
+        line = Styled(f"  {clean(outcome_label(name), 40):<41}", "red" if ":" in name else "")
         line.append(f"{count(tokens):>12}{percent(share):>9}   ")
-        line.append(f"{grade_of(ledger.get('grades', {}).get(name, {})):<9}", "dim")
+        line.append(f"{grade:<9}", "dim")
         line.append(bar(share, 4), "cyan")
         yield line
 
@@ -169,7 +163,7 @@ def _open_hooks(look: Snapshot) -> Iterator[Styled]:
 def _open_hook(one: OpenHook) -> Styled:
     what = "a step, in no hook" if one.what == STEP else one.what
     line = Styled("  ")
-    line.append(f"{_short(clean(f'{what} · {one.process} (pid {one.pid})', 200), 35):<36}", "bold red")
+    line.append(f"{clean(f'{what} · {one.process} (pid {one.pid})', 35):<36}", "bold red")
     line.append(f"{duration(one.least_s):>10}{duration(one.most_s):>10}   {clean(one.call, 80)}")
     return line
 
@@ -184,7 +178,7 @@ def _hooks(look: Snapshot) -> Iterator[Styled]:
         mean = times.total_ns / times.calls / 1e9 if times.calls else 0.0
         numbers = (duration(mean), duration(times.longest_ns / 1e9), duration(times.total_ns / 1e9))
         line = Styled(
-            f"  {_short(name, 34):<36}{count(times.calls):>9}" + "".join(f"{n:>10}" for n in numbers)
+            f"  {clean(name, 34):<36}{count(times.calls):>9}" + "".join(f"{n:>10}" for n in numbers)
         )
         if times.raised:
             line.append(f" {count(times.raised)} raised", "bold red")
@@ -197,7 +191,7 @@ def _processes(look: Snapshot) -> Iterator[Styled]:
     yield Styled(f"{'Processes, open steps first':<38}{'last record':>16}   open step", "bold")
     for one in sorted(look.processes, key=lambda one: -(one.open_s or 0.0)):
         silent = "" if one.silent_s is None else f"{duration(one.silent_s)} ago"
-        line = Styled(f"  {_short(clean(f'{one.name} (pid {one.pid})', 80), 34):<36}")
+        line = Styled(f"  {clean(f'{one.name} (pid {one.pid})', 34):<36}")
         line.append(
             "recording ended" if one.stopped else f"{silent or 'none yet':>16}", "dim" if one.stopped else ""
         )
@@ -234,7 +228,3 @@ def _finding(one: Finding) -> Styled:
     line.append(f" {percent(one['share'])}" if one["share"] > 0 else "")
     line.append(f"  {clean(one['title'], 200)}", "dim")
     return line
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

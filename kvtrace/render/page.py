@@ -147,3 +147,8 @@ Part: TypeAlias = (
     Heading | Facts | Paragraph | Badge | Labelled | Bullets | Terms | Table | Timeline | Command
 )
 Page: TypeAlias = list[Part]
+
+
+def bulleted(title: str, lines: Sequence[Line]) -> Page:
+    """The lines under a heading; nothing of none."""
+    return [Heading(title), Bullets(lines)] if lines else []
