@@ -34,7 +34,7 @@ def judge(report: Report, where: str, baseline: BaselineFile | None, rules: Rule
     asked: list[str] = []
     if baseline is not None:
         asked.append(f"baseline {baseline.path}")
-        checks += compare(report, baseline, rules)
+        checks += compare(report, baseline, rules, findings)
     if rules.any:
         asked += _words(rules)
         checks += _rules(report, findings, rules)
@@ -161,11 +161,10 @@ def _saved(report: Report, findings: Findings, least: float) -> Check:
 
 
 def _default(report: Report, findings: Findings, rules: Rules) -> list[Check]:
-    checks: list[Check] = []
+    checks = []
     for one in report["findings"]:
-        bad = one["severity"] == FAULT and one["id"] not in rules.allow
-        state: State = "failed" if bad else "passed"
-        cause = one["id"] if bad else None
+        cause = one["id"] if one["severity"] == FAULT and one["id"] not in rules.allow else None
+        state: State = "failed" if cause else "passed"
         checks.append(
             Check("finding", one["id"], state, None, one["severity"], "text", text=one["title"], cause=cause)
         )

@@ -42,16 +42,9 @@ def _several(index: str) -> tuple[int, ...]:
 def within(index: str, spans: Iterable[str]) -> bool:
     """True where `index` is in one of the spans that :func:`ranges` made."""
     for span in spans:
-        if index == span:
-            return True
-        low, dash, high = span.partition("-")
-        if (
-            dash
-            and index.isdigit()
-            and low.isdigit()
-            and high.isdigit()
-            and int(low) <= int(index) <= int(high)
-        ):
+        low, _, high = span.partition("-")
+        numbers = all(part.isdigit() for part in (index, low, high))
+        if index == span or (numbers and int(low) <= int(index) <= int(high)):
             return True
     return False
 

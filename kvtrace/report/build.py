@@ -16,6 +16,7 @@ import pandas as pd
 
 from kvtrace import __version__, causes, ledger
 from kvtrace.causes import model as cause_model
+from kvtrace.grouped import grouped
 from kvtrace.ledger import model as ledger_model
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.device import Row as DeviceTiming
@@ -26,9 +27,9 @@ from kvtrace.report.digest import seal
 from kvtrace.report.left_behind import left_behind
 from kvtrace.report.running import still_running
 from kvtrace.report.shape import row, text, whole
-from kvtrace.report.validate import schema_problem
+from kvtrace.report.validate import problem
 from kvtrace.terms import Grade
-from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, Engine, Header, KvGroup, KvTransfer
+from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, Engine, Header, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
 _TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
@@ -43,7 +44,7 @@ def build_report(run_dir: str | Path, progress: ledger.Progress = ledger.unwatch
     run_dir = Path(run_dir)
     run = ledger.read_run(run_dir, progress=progress)
     report = assemble(run, causes.diagnose(run))
-    if found := schema_problem(report):
+    if found := problem(report, model.report_schema()):
         raise model.ReportError(
             "the trace makes no valid report", run_dir, found, "its spools may be damaged"
         )
@@ -65,7 +66,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "schema": model.SCHEMA,
         "run": _run(run, notes),
         "verdict": diagnosis.verdict,
-        "instrumentation": _instrumentation(run, notes),
+        "instrumentation": _instrumentation(run),
         "coverage": _coverage(run, notes),
         "stages": [
             {
@@ -177,9 +178,7 @@ def _engine(one: ledger_model.Engine) -> model.Engine:
 
 def _kv_groups(one: ledger_model.Engine) -> list[model.KvGroups]:
     """Groups of one kind and block size together, in vLLM's order."""
-    alike: dict[tuple[str, int | None], list[KvGroup]] = {}
-    for group in one.facts.kv_groups:
-        alike.setdefault((group.kind, group.block_size), []).append(group)
+    alike = grouped(one.facts.kv_groups, lambda group: (group.kind, group.block_size))
     rows: list[model.KvGroups] = [
         {
             "kind": kind,
@@ -188,7 +187,7 @@ def _kv_groups(one: ledger_model.Engine) -> list[model.KvGroups]:
             "groups": len(groups),
             "layers": sum(len(group.layers) for group in groups),
         }
-        for (kind, size), groups in alike.items()
+        for (kind, size), groups in alike
     ]
     return rows[: model.MAX_KV_GROUPS]
 
@@ -212,10 +211,8 @@ def _connector(one: ledger_model.Engine) -> model.Connector | None:
     }
 
 
-def _instrumentation(run: ledger_model.Run, notes: list[str]) -> model.Instrumentation:
-    counts = {
-        status: sum(one.status == status for one in run.targets) for status in ("found", "missing", "failed")
-    }
+def _instrumentation(run: ledger_model.Run) -> model.Instrumentation:
+    counts = Counter(one.status for one in run.targets)
     shown = sorted(run.targets, key=lambda one: one.status in ("found", "pending"))[: model.MAX_TARGETS]
     targets = [row(model.Target, one) for one in sorted(shown, key=lambda one: one.id)]
     return {

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Iterable
 
-from kvtrace.ledger.model import Process, Run
+from kvtrace.ledger.model import Run
 from kvtrace.ledger.run_file import RunFile
 from kvtrace.trace.facts import Header
 
@@ -19,11 +19,7 @@ def still_running(run: Run) -> bool:
     """False as well where that cannot be told: another host, another container, no ``/proc``."""
     if run.run.ended_wall_ns is not None:
         return False
-    return _any_alive(one for one in run.processes if one.agent and one.end in _OPEN)
-
-
-def _any_alive(processes: Iterable[Process]) -> bool:
-    return any_alive(one.header for one in processes)
+    return any_alive(one.header for one in run.processes if one.agent and one.end in _OPEN)
 
 
 def any_alive(headers: Iterable[Header]) -> bool:

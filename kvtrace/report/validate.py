@@ -11,13 +11,6 @@ import math
 from typing import Any
 
 
-def schema_problem(value: object) -> str | None:
-    """Where and how `value` breaks the schema of reports, or None."""
-    from kvtrace.report.model import report_schema  # the types: readers take the published schema
-
-    return problem(value, report_schema())
-
-
 def problem(value: object, schema: dict[str, Any]) -> str | None:
     """What is wrong with `value` first, as ``where: what``, or None where it is valid by `schema`."""
     return _problem(value, schema, schema, "")
