@@ -134,7 +134,7 @@ def verify(
         start_timeout, small, shrink, _words("--decode", decode),
     )  # fmt: skip
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its servers end with it
-    with progress_bar() as progress:
+    with progress_bar("starting the server") as progress:
         result = verify(options, progress, say)
     here = screen(no_color)
     if junit is not None:
