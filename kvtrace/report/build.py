@@ -201,12 +201,12 @@ def _connector(one: ledger_model.Engine) -> model.Connector | None:
     if configured is None and live is None:
         return None
     configured = configured or KvTransfer()
-    works = live is not None and live.ok
+    works = live if live is not None and live.ok else None
     return {
         "name": configured.connector or (live.configured if live else "") or "",
-        "class": live.cls if live and works else "",
-        "module": live.module if live and works else "",
-        "file": live.file if live and works else "",
+        "class": works.cls if works else "",
+        "module": works.module if works else "",
+        "file": works.file if works else "",
         "role": configured.role or "",
     }
 
@@ -237,19 +237,11 @@ def _coverage(run: ledger_model.Run, notes: list[str]) -> model.Coverage:
 
 def _summary(hooks: pd.DataFrame) -> list[model.SummaryRow]:
     """A row per hook, over all ranks and layers."""
-    summary: list[model.SummaryRow] = []
-    for name, group in hooks.groupby("hook", sort=False):
-        eligible, fired = int(group["eligible"].sum()), int(group["fired"].sum())
-        summary.append(
-            {
-                "hook": str(name),
-                "eligible": eligible,
-                "fired": fired,
-                "with_work": int(group["with_work"].sum()),
-                "share": round(fired / eligible, 6) if eligible else None,
-            }
-        )
-    return summary
+    sums = hooks.groupby("hook", sort=False)[["eligible", "fired", "with_work"]].sum().reset_index()
+    return [
+        row(model.SummaryRow, one, share=one["fired"] / one["eligible"] if one["eligible"] else None)
+        for one in sums.to_dict("records")
+    ]
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
