@@ -450,14 +450,7 @@ def _layers(layers: list[str], whole: bool) -> str:
 
 def graphs(report: Report) -> Page:
     """What was asked of CUDA graphs, what was used and why; how many steps ran in each mode."""
-    groups = grouped(
-        report.get("graphs", []),
-        lambda row: (
-            row["runner"], row["asked"], row["configured"], row["used"], tuple(row["why"]), row["breakable"],
-            row["captured"], row["capturing_steps"],
-            tuple(tuple(mode.values()) for mode in row["modes"]),
-        ),
-    )  # fmt: skip
+    groups = grouped(report.get("graphs", []), lambda row: repr({**row, "process": "", "rank": 0}))
     page: Page = []
     heads = ("mode", "steps", "padding", "attention in Python", "save hooks")
     columns = [Column(head, right=at > 0) for at, head in enumerate(heads)]

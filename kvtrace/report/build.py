@@ -24,8 +24,7 @@ from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
 from kvtrace.ledger.states.outcome import Book
 from kvtrace.report import model
 from kvtrace.report.digest import seal
-from kvtrace.report.left_behind import left_behind
-from kvtrace.report.running import still_running
+from kvtrace.report.running import left_behind, still_running
 from kvtrace.report.shape import row, text, whole
 from kvtrace.report.validate import problem
 from kvtrace.terms import Grade
