@@ -61,11 +61,16 @@ _NUMBERS: dict[Kind, tuple[str, ...]] = {
     Kind.EXEC: ("tokens", "requests", "padded"),
     Kind.QUIET: ("count", "least_ns", "most_ns"),
     Kind.EFFECT: ("slots", "bytes", "files"),
+    Kind.DONE: ("failed",),
     Kind.DEVICE: ("device_ns", "before_ns"),
     Kind.OUTSIDE: ("bytes", "errors"),
     Kind.GROWN: ("start", "prompt"),
 }
 """Columns that are fields of the record under the same name; a negative one is not known."""
+_NAMES: dict[Kind, Callable[[int], str | None]] = {
+    Kind.HOOK: hooks.name_of, Kind.EFFECT: hooks.name_of, Kind.OP: ops.name_of, Kind.OUTSIDE: WAYS.get,
+}  # fmt: skip
+"""Kinds whose code stands for a name."""
 
 
 def event_rows(table: Records, names: Names, process: Process) -> pd.DataFrame:
@@ -106,6 +111,10 @@ def _of_kind(columns: _Columns, kind: Kind, at: Ints, table: Records, names: Nam
         columns.words("layer", at, row.layer, names.get)
     if "request" in row._fields and "requests" not in row._fields:
         columns.words("request", at, row.request, names.get)
+    if "mode" in row._fields:
+        columns.words("mode", at, row.mode, MODES.get)
+    if kind in _NAMES:
+        columns.words("name", at, rows.code(row.head), _NAMES[kind])
     for name in _NUMBERS.get(kind, ()):
         columns.numbers(name, at, getattr(row, name))
     if kind in _SPECIAL:
@@ -116,14 +125,11 @@ def _of_kind(columns: _Columns, kind: Kind, at: Ints, table: Records, names: Nam
 
 
 def _hook(columns: _Columns, at: Ints, row: rows.HookCall, names: Names) -> None:
-    columns.words("name", at, rows.code(row.head), hooks.name_of)
     raised = np.flatnonzero(rows.flags(row.head) & Flag.RAISED)
     columns.words("error", at[raised], row.extra[raised], names.get)
 
 
 def _op(columns: _Columns, at: Ints, row: rows.OpCall, names: Names) -> None:
-    columns.words("name", at, rows.code(row.head), ops.name_of)
-    columns.words("mode", at, row.mode, MODES.get)
     columns.words("skip", at, row.skip, SKIPS.get)
     direct = at[np.flatnonzero(rows.detail(row.head) == Dispatch.DIRECT)]
     columns.add_flag(direct, "direct")
@@ -143,7 +149,6 @@ def _finish(columns: _Columns, at: Ints, row: rows.Finish, names: Names) -> None
 
 
 def _exec(columns: _Columns, at: Ints, row: rows.Execution, names: Names) -> None:
-    columns.words("mode", at, row.mode, MODES.get)
     columns.numbers("padded", at, np.where(row.padded > 0, row.padded, -1))
 
 
@@ -153,27 +158,14 @@ def _quiet(columns: _Columns, at: Ints, row: rows.QuietCalls, names: Names) -> N
     columns.words("layer", at, row.layer_set, partial(_layer_set, names))
 
 
-def _effect(columns: _Columns, at: Ints, row: rows.Effect, names: Names) -> None:
-    columns.words("name", at, rows.code(row.head), hooks.name_of)
-
-
-def _done(columns: _Columns, at: Ints, row: rows.TransferDone, names: Names) -> None:
-    columns.numbers("failed", at, row.failed)
-
-
 def _device(columns: _Columns, at: Ints, row: rows.DeviceCall, names: Names) -> None:
     _hook_or_op(columns, at, row.head)
     columns.numbers("dur_ns", at, row.host_ns)
 
 
-def _outside(columns: _Columns, at: Ints, row: rows.Outside, names: Names) -> None:
-    columns.words("name", at, rows.code(row.head), WAYS.get)
-
-
 _SPECIAL: dict[Kind, Callable[[Any, Ints, Any, Names], None]] = {
     Kind.HOOK: _hook, Kind.OP: _op, Kind.STEP: _step, Kind.LOOKUP: _lookup, Kind.FINISH: _finish,
-    Kind.EXEC: _exec, Kind.QUIET: _quiet, Kind.EFFECT: _effect, Kind.DONE: _done, Kind.DEVICE: _device,
-    Kind.OUTSIDE: _outside,
+    Kind.EXEC: _exec, Kind.QUIET: _quiet, Kind.DEVICE: _device,
 }  # fmt: skip
 
 

@@ -100,14 +100,11 @@ def _rows(found: list[Cell]) -> list[CoverageRow]:
     due = [cell for cell in found if cell.eligible]
     rows: list[CoverageRow] = []
     for (name, group), members in grouped(due, lambda cell: (cell.name, cell.group)):
-        if members[0].what == "hook" and name not in EVERY_STEP and not _always(members):
+        always = all(cell.fired >= cell.eligible > 1 for cell in members)
+        if members[0].what == "hook" and name not in EVERY_STEP and not always:
             continue  # called when there is a reason for it: how often depends on the traffic
         rows += _split(name, group, members)
     return rows
-
-
-def _always(members: Iterable[Cell]) -> bool:
-    return all(cell.fired >= cell.eligible > 1 for cell in members)
 
 
 def _split(name: str, group: str | None, members: list[Cell]) -> list[CoverageRow]:

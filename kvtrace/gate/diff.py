@@ -173,13 +173,11 @@ def _coverage(a: list[Cell], b: list[Cell]) -> list[Change]:
     changes = []
     for key in dict.fromkeys([*before, *after]):
         was, now = before.get(key), after.get(key)
-        if was == now or (
-            was is not None and now is not None and abs(was - now) < _EPSILON and (was < 1) == (now < 1)
-        ):
-            continue
         if (was or 0.0) == (now or 0.0):
-            continue  # never called in one run, not listed in the other
-        text = "" if was is not None and now is not None else "only in A" if now is None else "only in B"
+            continue  # or never called in one run, not listed in the other
+        text = "only in A" if now is None else "only in B" if was is None else ""
+        if was is not None and now is not None and abs(was - now) < _EPSILON and (was < 1) == (now < 1):
+            continue
         verdict: Any = "better" if (now or 0.0) > (was or 0.0) else "worse"
         changes.append(Change(key[1], was, now, "share", layers=key[2], verdict=verdict, text=text))
     return changes

@@ -178,15 +178,8 @@ def _layers_hooked(report: Report, cause: str | None) -> list[Check]:
         text = "no KV layer was seen in this run"
         remedy = "did the engine come up, and its workers under kvtrace run?"
         return [Check("coverage", _LAYER_HOOK, "failed", 1.0, text=text, cause=cause, remedy=remedy)]
-    checks = [too_few(one, _LAYER_HOOK, 1.0, cause, _COVERAGE) for one in shortfalls(matched, _never)]
-    for one in shortfalls(matched, _partly):
+    never = shortfalls(matched, lambda cell: cell.fired == 0)
+    checks = [too_few(one, _LAYER_HOOK, 1.0, cause, _COVERAGE) for one in never]
+    for one in shortfalls(matched, lambda cell: cell.fired > 0 and cell.share < 1.0):
         checks.append(replace(too_few(one, _LAYER_HOOK, 1.0, None, _COVERAGE), state="changed"))
     return checks or [Check("coverage", _LAYER_HOOK, "passed", 1.0, 1.0, text="every KV layer hooked")]
-
-
-def _never(cell: Cell) -> bool:
-    return cell.fired == 0
-
-
-def _partly(cell: Cell) -> bool:
-    return cell.fired > 0 and cell.share < 1.0

@@ -31,12 +31,8 @@ def ranges(indices: Iterable[str]) -> list[str]:
         else:
             runs.append([number, number])
     shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    several = sorted((one for one in unique if not one.isdigit()), key=_several)
-    return shown + several
-
-
-def _several(index: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in index.split(".") if part.isdigit())
+    several = (one for one in unique if not one.isdigit())
+    return shown + sorted(several, key=lambda one: [int(part) for part in one.split(".") if part.isdigit()])
 
 
 def within(index: str, spans: Iterable[str]) -> bool:

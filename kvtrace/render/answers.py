@@ -147,13 +147,14 @@ def _direct(rows: list[OpRow], ran: int) -> str:
 def saving(report: Report) -> str:
     """``save_kv_layer was called in all 560, with something to save in 16``."""
     parts: list[str] = []
+    elsewhere = any(one["id"] == "saves-elsewhere" for one in report["findings"])
     for hook in (_SAVE_LAYER, _WAIT_SAVE):
         rows = [row for row in report["coverage"]["hooks"] if row["hook"] == hook]
         due, fired = sum(row["eligible"] for row in rows), sum(row["fired"] for row in rows)
         work = sum(row["with_work"] for row in rows)
         if not due:
             continue
-        if hook == _WAIT_SAVE and (parts and not _elsewhere(report)):
+        if hook == _WAIT_SAVE and parts and not elsewhere:
             continue
         if may_hide_work(report):  # the connector's metadata does not say all of it
             did = (
@@ -163,10 +164,6 @@ def saving(report: Report) -> str:
             did = f"{count(work)} of them with KV to save" if work else "never with KV to save"
         parts.append(f"{hook} was called {count(fired)} of {count(due)} times, {did}{_missing(rows)}")
     return "; ".join(parts)
-
-
-def _elsewhere(report: Report) -> bool:
-    return any(one["id"] == "saves-elsewhere" for one in report["findings"])
 
 
 def _missing(rows: list[OpRow] | list[HookRow]) -> str:

@@ -60,7 +60,7 @@ def report_page(
         Paragraph(clean(report["verdict"]), "bold", gap=True),
         *_ledger("Where the tokens went", ledger["saves"], "every token, each layer and rank"),
         *_loads(report),
-        *_states(report),
+        *bulleted("States", state_lines(report)),
         *_stages(report),
         *_findings(report, whole),
         *_connectors(report),
@@ -264,10 +264,6 @@ def state_lines(report: Report) -> list[str]:
     if states["loads"]["accounts"].get("not-given"):
         lines.append("a request that goes on from loaded KV without its state gives wrong answers")
     return lines
-
-
-def _states(report: Report) -> Page:
-    return bulleted("States", state_lines(report))
 
 
 def _stages(report: Report) -> Page:

@@ -82,7 +82,9 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "ruled_out": [row(model.RuledOut, one) for one in diagnosis.ruled_out],
         "not_observed": [row(model.NotObserved, one) for one in diagnosis.not_observed],
         "requests": _requests(diagnosis.requests),
-        "timing": _timing(run.timing),
+        "timing": [
+            row(model.TimingRow, one) for one in run.timing.to_dict("records") if one["kind"] == "hook"
+        ],
         "limits": {
             "notes": notes,
             "lost_records": sum(spool.lost + spool.left_out for spool in run.spools),
@@ -379,10 +381,6 @@ def _requests(table: pd.DataFrame) -> model.Requests:
     if unended := len(table) - int(table["finished"].sum()):
         found["unended"] = unended
     return found
-
-
-def _timing(table: pd.DataFrame) -> list[model.TimingRow]:
-    return [row(model.TimingRow, one) for one in table.to_dict("records") if one["kind"] == "hook"]
 
 
 def _graphs(run: ledger_model.Run, notes: list[str]) -> list[model.GraphRow]:
