@@ -15,7 +15,7 @@ from kvtrace.export.books import of_run
 from kvtrace.export.frame import empty, with_run
 from kvtrace.export.parts import parts_of_records
 from kvtrace.export.run import Opened, open_run
-from kvtrace.export.selection import Wanted, check_steps, parse_steps
+from kvtrace.export.selection import Wanted, parse_steps
 from kvtrace.export.tables import BY_NAME, EVENTS, FINDINGS, LEDGER, REQUESTS, STEPS
 from kvtrace.report.model import Report, RequestRow
 from kvtrace.report.read import read_report
@@ -41,7 +41,7 @@ def load(
     Raises:
         KvtraceError: nothing there that can be read; no such step, layer or request.
     """
-    wanted = Wanted(check_steps(*steps) if isinstance(steps, tuple) else parse_steps(steps), layers, request)
+    wanted = Wanted(parse_steps(steps if isinstance(steps, str) else "{}:{}".format(*steps)), layers, request)
     if traced_directory(path) is None and Path(path).is_file():
         if wanted != Wanted():
             raise KvtraceError("a report without its run", clean(str(path)), "a part needs the run directory")

@@ -52,23 +52,13 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     match = _STEPS.match(text)
-    if match is None:
-        raise _no_range(text)
-    return check_steps(int(match[1] or 1), int(match[2] or _LAST))
-
-
-def check_steps(first: int, last: int) -> tuple[int, int]:
-    """Raises KvtraceError where these are no first and last step."""
+    first, last = (int(match[1] or 1), int(match[2] or _LAST)) if match else (0, 0)
     if not 1 <= first <= last <= _LAST:
-        raise _no_range(f"{first}:{last}")
+        raise KvtraceError(
+            f"{clean(text, 60)!r} is no range of steps",
+            "write FIRST:LAST, both included and counted from 1; either may be left out",
+        )
     return first, last
-
-
-def _no_range(text: str) -> KvtraceError:
-    return KvtraceError(
-        f"{clean(text, 60)!r} is no range of steps",
-        "write FIRST:LAST, both included and counted from 1; either may be left out",
-    )
 
 
 def parse_layers(text: str, names: Sequence[str]) -> frozenset[str] | None:
