@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import TypeAlias
 
 from kvtrace.errors import KvtraceError
 from kvtrace.export.folder import Output, into_file, into_folder
 from kvtrace.export.run import Opened
 from kvtrace.ledger import Progress
 from kvtrace.words import count, plural, size
+
+_Write: TypeAlias = Callable[[Opened, Output, Progress], dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def _parquet(target: Target) -> str:
     return _tables(target, write_parquet)
 
 
-def _tables(target: Target, write: Callable[[Opened, Output, Progress], dict[str, int]]) -> str:
+def _tables(target: Target, write: _Write) -> str:
     counts = into_folder(
         target.place, target.force, lambda output: write(target.run, output, target.progress)
     )

@@ -117,14 +117,8 @@ def _rules(report: Report, findings: Findings, rules: Rules) -> list[Check]:
 def _forbidden(report: Report, cause: str, allowed: Collection[str]) -> list[Check]:
     found = [
         Check(
-            "rule",
-            one["id"],
-            "failed",
-            "forbidden",
-            one["severity"],
-            "text",
-            text=one["title"],
-            cause=one["id"],
+            "rule", one["id"], "failed", "forbidden", one["severity"], "text",
+            text=one["title"], cause=one["id"],
         )
         for one in report["findings"]
         if one["id"] == cause or (cause == FAULT == one["severity"] and one["id"] not in allowed)
