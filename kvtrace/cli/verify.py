@@ -13,22 +13,20 @@ import typer
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.page import Screen
 from kvtrace.render.verify import verify_junit, verify_page
 from kvtrace.verify.answers import Result
 
-PAGES = {row.name: row for row in page_formats(verify_page, Result.document)}
-JUNIT = Format[Result]("junit", "JUnit XML", lambda result, _: verify_junit(result))
-FORMATS = (
-    *PAGES.values(),
-    Format[Result]("html", "a page for a browser", lambda result, _: _html(result)),
-    JUNIT,
-)
 
-
-def _html(result: Result) -> str:
+def _html(result: Result, screen: Screen) -> str:
     from kvtrace.render.html.page import verify_page as html_page
 
     return html_page(result)
+
+
+HTML = Format("html", "a page for a browser", _html)
+JUNIT = Format[Result]("junit", "JUnit XML", lambda result, _: verify_junit(result))
+FORMATS = (*page_formats(verify_page, Result.document), HTML, JUNIT)
 
 
 def _words(option: str, command: str) -> list[str]:

@@ -11,9 +11,9 @@ from kvtrace.gate.mute import may_hide_work
 from kvtrace.gate.shares import grade_of, whole
 from kvtrace.grouped import grouped
 from kvtrace.labels import label
-from kvtrace.render.layout import clean, names
+from kvtrace.render.layout import names
 from kvtrace.terms import LOADED, NOT_OBSERVED, PENDING, SAVED, outcome_order
-from kvtrace.words import count, listed, peer, percent, plural, size
+from kvtrace.words import clean, count, listed, peer, percent, plural, size
 
 if TYPE_CHECKING:
     from kvtrace.report.model import Engine, HookRow, Ledger, OpRow, Place, Report

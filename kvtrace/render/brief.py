@@ -16,7 +16,6 @@ from kvtrace.grouped import grouped
 from kvtrace.labels import OUTCOMES, label
 from kvtrace.render import answers
 from kvtrace.render.answers import tokens_of
-from kvtrace.render.layout import clean
 from kvtrace.render.page import (
     Badge,
     Code,
@@ -42,7 +41,7 @@ from kvtrace.render.report import (
 )
 from kvtrace.render.terminal import height, terminal
 from kvtrace.terms import FAULT, KEPT, NOTE, SAVED, Stage, outcome_order, severity_word
-from kvtrace.words import count, percent, plural
+from kvtrace.words import clean, count, percent, plural
 
 if TYPE_CHECKING:
     from kvtrace.report.model import Finding, Report

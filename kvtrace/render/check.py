@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from kvtrace.gate.outcome import Check, Explanation, Outcome, Unit, Value
 from kvtrace.grouped import grouped
-from kvtrace.render.layout import clean
 from kvtrace.render.page import (
     Badge,
     Code,
@@ -25,7 +24,7 @@ from kvtrace.render.page import (
 )
 from kvtrace.render.report import SEVERITY_STYLES
 from kvtrace.terms import SEVERITIES, severity_order, severity_word
-from kvtrace.words import count, percent, plural
+from kvtrace.words import clean, count, percent, plural
 
 MAX_ROWS = 12
 _NOTHING = {"share": "not seen", "count": "none", "text": "none"}

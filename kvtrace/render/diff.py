@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtrace.gate.outcome import Change, Difference
 from kvtrace.render.check import value
-from kvtrace.render.layout import clean
 from kvtrace.render.page import Badge, Code, Column, Heading, Page, Paragraph, Row, Style, Table, bulleted
+from kvtrace.words import clean
 
 _SECTIONS = (
     ("settings", "Settings that differ"),

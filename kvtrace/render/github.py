@@ -6,7 +6,7 @@ import re
 
 from kvtrace.gate.outcome import Outcome
 from kvtrace.render.check import groups, sentence, subject
-from kvtrace.render.layout import clean
+from kvtrace.words import clean
 
 MAX_ANNOTATIONS = 10
 """GitHub shows no more of one kind in one step."""

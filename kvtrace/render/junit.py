@@ -8,7 +8,7 @@ from xml.etree import ElementTree as tree
 
 from kvtrace.gate.outcome import Check, Outcome
 from kvtrace.render.check import sentence, subject
-from kvtrace.render.layout import clean
+from kvtrace.words import clean
 
 # what XML 1.0 cannot hold, escaped or not
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

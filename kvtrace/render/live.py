@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from kvtrace.ledger.stuck_file import STEP
 from kvtrace.live.model import OpenHook, ProcessLook, Snapshot
 from kvtrace.render.answers import outcomes
-from kvtrace.render.layout import bar, clean
+from kvtrace.render.layout import bar
 from kvtrace.render.report import outcome_label
 from kvtrace.render.styled import Styled, cell_len
 from kvtrace.terms import FAULT, severity_word
-from kvtrace.words import count, duration, percent, plural
+from kvtrace.words import clean, count, duration, percent, plural
 
 if TYPE_CHECKING:
     from kvtrace.report.model import Finding, Ledger

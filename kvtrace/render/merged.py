@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvtrace.render.layout import clean
 from kvtrace.render.listing import shortest
 from kvtrace.render.page import (
     Bullets,
@@ -27,7 +26,7 @@ from kvtrace.render.page import (
 )
 from kvtrace.render.report import with_grade
 from kvtrace.render.story import story_page
-from kvtrace.words import count, duration, plural
+from kvtrace.words import clean, count, duration, plural
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
     from kvtrace.merge.model import Alone, End, EngineOf, Joined, Merged, Sums

@@ -1,7 +1,7 @@
 """A page: what a verb says, as a list of parts. :mod:`kvtrace.render.terminal` prints it for a terminal or a
 pipe, :mod:`kvtrace.render.markdown` for an issue or a pull request: the same words in both.
 
-Who makes a page cleans the strings that come from a report (:func:`kvtrace.render.layout.clean`); none is
+Who makes a page cleans the strings that come from a report (:func:`kvtrace.words.clean`); none is
 escaped for a markup language yet.
 """
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvtrace.gate.layers import group_of, index_of, spelled
 from kvtrace.grouped import grouped
 from kvtrace.render.answers import engine_facts, outcomes
-from kvtrace.render.layout import clean, names
+from kvtrace.render.layout import names
 from kvtrace.render.page import (
     Badge,
     Bullets,
@@ -32,7 +32,7 @@ from kvtrace.render.page import (
     bulleted,
 )
 from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, severity_word
-from kvtrace.words import count, duration, of_all, percent, plural, size
+from kvtrace.words import clean, count, duration, of_all, percent, plural, size
 
 if TYPE_CHECKING:
     from kvtrace.report.model import DeviceTimes, Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report

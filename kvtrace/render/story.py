@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvtrace.grouped import grouped
-from kvtrace.render.layout import clean
 from kvtrace.render.listing import left_to_save
 from kvtrace.render.page import (
     Column,
@@ -28,7 +27,7 @@ from kvtrace.render.report import outcome_label, with_grade
 from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
 from kvtrace.terms import KEPT, NOT_OBSERVED, PENDING, Stage
 from kvtrace.trace import hooks
-from kvtrace.words import count, duration, peer, plural, size
+from kvtrace.words import clean, count, duration, peer, plural, size
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load what reads reports
     from kvtrace.story.summary import Summary

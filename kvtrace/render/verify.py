@@ -5,7 +5,6 @@ from __future__ import annotations
 from xml.etree import ElementTree as tree
 
 from kvtrace.render.junit import Suite, fails, xml
-from kvtrace.render.layout import clean
 from kvtrace.render.page import (
     Badge,
     Code,
@@ -20,7 +19,7 @@ from kvtrace.render.page import (
     bulleted,
 )
 from kvtrace.verify.answers import Answer, Answered, Result
-from kvtrace.words import duration, plural
+from kvtrace.words import clean, duration, plural
 
 _STYLES: dict[Answer, Style] = {
     Answer.PROVED: "good",
