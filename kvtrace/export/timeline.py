@@ -13,7 +13,7 @@ from kvtrace.export.frame import shown
 from kvtrace.export.lives import Entry, Life, lives
 from kvtrace.export.run import Opened, Process
 from kvtrace.export.trace_file import Sequence as Events
-from kvtrace.export.trace_file import TraceFile, Value, Values
+from kvtrace.export.trace_file import TraceFile, Value, Values, Written
 from kvtrace.ledger import Progress, unwatched
 from kvtrace.ledger.model import Worker
 from kvtrace.trace import hooks, ops, rows
@@ -23,17 +23,6 @@ from kvtrace.trace.reader import Records
 Names = Mapping[int, str]
 _FIRST_SEQUENCE = 2
 _HOOKS, _REQUESTS, _OUTSIDE, _TOKENS = "connector hooks", "requests", "files and peers", "tokens per step"
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a timeline holds. ``ended``: of the flows, those that arrived."""
-
-    tracks: int
-    slices: int
-    instants: int
-    flows: int
-    ended: int
 
 
 class Call(NamedTuple):
@@ -76,7 +65,7 @@ def write_perfetto(run: Opened, path: Path, progress: Progress = unwatched) -> W
                 if life.process is process:
                     _write_life(life, writer, flows)
             before += process.size
-        return Written(sum(one.count for one in tracks), out.slices, out.instants, out.flows, out.ended)
+        return out.written
 
 
 def _pids(processes: Sequence[Process]) -> list[int]:
@@ -97,14 +86,11 @@ class _Tracks:
         self._out, self._pid = out, pid
         self._process = out.process(pid, shown(process.name) or "process")
         self._known: dict[tuple[Any, ...], int] = {}
-        self.count = 1
 
     def get(self, key: tuple[Any, ...]) -> int:
-        found = self._known.get(key)
-        if found is None:
-            self.count += 1
-            found = self._known[key] = self._made(key)
-        return found
+        if key not in self._known:
+            self._known[key] = self._made(key)
+        return self._known[key]
 
     def _made(self, key: tuple[Any, ...]) -> int:
         match key:

@@ -7,6 +7,7 @@ with the published schema. https://perfetto.dev/docs/reference/synthetic-track-e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from kvtrace.export.protobuf import block, fixed64, number, text
@@ -40,13 +41,23 @@ _FIRST_EVENT = 1 << 32
 """Number of the first track that is no process's."""
 
 
+@dataclass
+class Written:
+    """What a timeline holds. ``ended``: of the flows, those that arrived."""
+
+    tracks: int = 0
+    slices: int = 0
+    instants: int = 0
+    flows: int = 0
+    ended: int = 0
+
+
 class TraceFile:
     """Writes packets to a binary file. Times are nanoseconds of one clock, for all of them."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._tracks = _FIRST_EVENT
-        self.slices = self.instants = self.flows = self.ended = 0
+        self.written = Written()
 
     def clocks(self, t: int, wall_ns: int) -> None:
         """Says that time `t` was that wall time."""
@@ -74,14 +85,15 @@ class TraceFile:
         return self._track(block(_COUNTER, text(_UNIT_NAME, unit)), name, parent)
 
     def _track(self, kind: bytes, name: str, parent: int) -> int:
-        self._tracks += 1
-        body = number(_UUID, self._tracks) + kind
+        self.written.tracks += 1
+        ident = _FIRST_EVENT + self.written.tracks
+        body = number(_UUID, ident) + kind
         if name:
             body += text(_NAME, name)
         if parent:
             body += number(_PARENT, parent)
         self.packet(block(_TRACK, body) + number(_SEQUENCE, 1))
-        return self._tracks
+        return ident
 
     def packet(self, body: bytes) -> None:
         self._file.write(block(_PACKET, body))
@@ -104,8 +116,8 @@ class Sequence:
         """A slice begins; `ending`: numbers of flows that end in it."""
         flows = b"".join(fixed64(_ENDING_FLOWS, flow) for flow in ending)
         self._event(t, _BEGIN, track, self._named(name, values) + flows)
-        self._file.slices += 1
-        self._file.ended += len(flows) // _FLOW_BYTES
+        self._file.written.slices += 1
+        self._file.written.ended += len(flows) // _FLOW_BYTES
 
     def end(self, track: int, t: int) -> None:
         """The innermost open slice of a track ends."""
@@ -115,8 +127,8 @@ class Sequence:
         """A moment; `flows`: numbers of flows that begin in it."""
         starting = b"".join(fixed64(_FLOWS, flow) for flow in flows)
         self._event(t, _INSTANT, track, self._named(name, values) + starting)
-        self._file.instants += 1
-        self._file.flows += len(starting) // _FLOW_BYTES
+        self._file.written.instants += 1
+        self._file.written.flows += len(starting) // _FLOW_BYTES
 
     def count(self, track: int, t: int, value: int) -> None:
         """A counter's value from here on."""

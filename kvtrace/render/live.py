@@ -9,9 +9,10 @@ from kvtrace.ledger.stuck_file import STEP
 from kvtrace.live.model import OpenHook, ProcessLook, Snapshot
 from kvtrace.render.answers import outcomes
 from kvtrace.render.layout import bar
-from kvtrace.render.report import outcome_label
+from kvtrace.render.report import SEVERITY_STYLES, outcome_label
 from kvtrace.render.styled import Styled, cell_len
-from kvtrace.terms import FAULT, severity_word
+from kvtrace.render.terminal import STYLES
+from kvtrace.terms import severity_word
 from kvtrace.words import clean, count, duration, percent, plural
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ _STATES = {
     "ended": ("ended", "bold"),
     "lost": ("no process of it is here, and its end is not recorded", "yellow"),
 }
-_SEVERITY = {FAULT: "bold red", "limit": "yellow", "note": "cyan"}
-_GROUPS = ("open", "tokens", "hooks", "processes", "findings")
-# Lines that each part has at least and at most, its heading included, on a screen of 24 and more.
+# The parts in their order, and the lines that each has at least, its heading included.
 _LEAST = {"open": 2, "tokens": 4, "hooks": 4, "processes": 4, "findings": 3}
 _FIXED = 3  # two lines of the head, and the foot
 
@@ -43,7 +42,7 @@ def picture(look: Snapshot, width: int = WIDTH, height: int = HEIGHT) -> list[St
         "findings": list(_findings(look)),
     }
     room = _room({name: len(lines) for name, lines in parts.items()}, height - _FIXED)
-    body = [line for name in _GROUPS for line in _cut(parts[name], room[name])]
+    body = [line for name in _LEAST for line in _cut(parts[name], room[name])]
     lines = [*_head(look), *body][: height - 1]
     return [_fitted(line, width) for line in [*lines, _foot(look)]]
 
@@ -52,10 +51,10 @@ def _room(wanted: dict[str, int], lines: int) -> dict[str, int]:
     """Lines for each part: what it wants where all fit, else its least and a share of what is left."""
     given = {name: min(wanted[name], _LEAST[name]) for name in wanted}
     while sum(given.values()) > max(lines, 0):  # a very low screen: the last parts go first
-        name = next(name for name in reversed(_GROUPS) if given[name])
+        name = next(name for name in reversed(_LEAST) if given[name])
         given[name] -= 1
     left = lines - sum(given.values())
-    while left > 0 and (hungry := [name for name in _GROUPS if given[name] < wanted[name]]):
+    while left > 0 and (hungry := [name for name in _LEAST if given[name] < wanted[name]]):
         for name in hungry[:left]:
             given[name] += 1
         left -= len(hungry[:left])
@@ -223,7 +222,7 @@ def _findings(look: Snapshot) -> Iterator[Styled]:
 
 def _finding(one: Finding) -> Styled:
     line = Styled("  ")
-    line.append(f"{severity_word(one['severity']):<7}", _SEVERITY[one["severity"]])
+    line.append(f"{severity_word(one['severity']):<7}", STYLES[SEVERITY_STYLES[one["severity"]]])
     line.append(clean(one["id"], 40), "bold")
     line.append(f" {percent(one['share'])}" if one["share"] > 0 else "")
     line.append(f"  {clean(one['title'], 200)}", "dim")
