@@ -10,7 +10,7 @@ import pandas as pd
 from kvtrace.export.frame import cells, frame, same, shown
 from kvtrace.export.tables import INT, LEDGER, RANK, REQUESTS, TEXT, Table
 from kvtrace.report.model import Ledger, Ledgers, Report
-from kvtrace.terms import Grade, Stage, cause_of
+from kvtrace.terms import Stage, cause_of
 
 Row = Mapping[str, Any]
 
@@ -45,10 +45,8 @@ def _ledgers(both: Ledgers, connector: str) -> Iterator[Row]:
 
 
 def _grades(one: Ledger, outcome: str, amount: int) -> dict[str, int]:
-    """Grade -> token-layers; what no grade is known of stands under an empty one."""
-    known = {grade: part for grade, part in one.get("grades", {}).get(outcome, {}).items() if part}
-    order = [grade.label for grade in sorted(Grade, reverse=True)]
-    found = {grade: known[grade] for grade in order if grade in known}
+    """Grade -> token-layers, the best first; what no grade is known of stands under an empty one."""
+    found = {grade: part for grade, part in one.get("grades", {}).get(outcome, {}).items() if part}
     rest = amount - sum(found.values())
     return {**found, "": rest} if rest or not found else found
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvtrace.ledger.stuck_file import STEP
-from kvtrace.live.model import OpenHook, ProcessLook, Snapshot
+from kvtrace.live.model import ProcessLook, Snapshot
 from kvtrace.render.answers import outcomes
 from kvtrace.render.layout import bar
 from kvtrace.render.report import SEVERITY_STYLES, outcome_label
@@ -16,7 +16,7 @@ from kvtrace.terms import severity_word
 from kvtrace.words import clean, count, duration, percent, plural
 
 if TYPE_CHECKING:
-    from kvtrace.report.model import Finding, Ledger
+    from kvtrace.report.model import Ledger
 
 WIDTH, HEIGHT = 80, 24
 SLOW_S = 1.0
@@ -156,15 +156,12 @@ def _open_hooks(look: Snapshot) -> Iterator[Styled]:
     if not look.open_hooks:
         return
     yield Styled(f"{'Open hooks':<38}{'at least':>10}{'at most':>10}   in", "bold")
-    yield from (_open_hook(one) for one in look.open_hooks)
-
-
-def _open_hook(one: OpenHook) -> Styled:
-    what = "a step, in no hook" if one.what == STEP else one.what
-    line = Styled("  ")
-    line.append(f"{clean(f'{what} · {one.process} (pid {one.pid})', 35):<36}", "bold red")
-    line.append(f"{duration(one.least_s):>10}{duration(one.most_s):>10}   {clean(one.call, 80)}")
-    return line
+    for one in look.open_hooks:
+        what = "a step, in no hook" if one.what == STEP else one.what
+        line = Styled("  ")
+        line.append(f"{clean(f'{what} · {one.process} (pid {one.pid})', 35):<36}", "bold red")
+        line.append(f"{duration(one.least_s):>10}{duration(one.most_s):>10}   {clean(one.call, 80)}")
+        yield line
 
 
 def _hooks(look: Snapshot) -> Iterator[Styled]:
@@ -217,13 +214,10 @@ def _findings(look: Snapshot) -> Iterator[Styled]:
     yield Styled(
         f"Findings so far: {len(found)}" if look.state == "running" else f"Findings: {len(found)}", "bold"
     )
-    yield from (_finding(one) for one in found)
-
-
-def _finding(one: Finding) -> Styled:
-    line = Styled("  ")
-    line.append(f"{severity_word(one['severity']):<7}", STYLES[SEVERITY_STYLES[one["severity"]]])
-    line.append(clean(one["id"], 40), "bold")
-    line.append(f" {percent(one['share'])}" if one["share"] > 0 else "")
-    line.append(f"  {clean(one['title'], 200)}", "dim")
-    return line
+    for one in found:
+        line = Styled("  ")
+        line.append(f"{severity_word(one['severity']):<7}", STYLES[SEVERITY_STYLES[one["severity"]]])
+        line.append(clean(one["id"], 40), "bold")
+        line.append(f" {percent(one['share'])}" if one["share"] > 0 else "")
+        line.append(f"  {clean(one['title'], 200)}", "dim")
+        yield line
