@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import signal
 import sys
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import typer
 
-from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.cli.output import NO_COLOR, format_option, screen
+from kvtrace.cli.screen import wrote
 from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.page import Screen
@@ -137,6 +137,5 @@ def verify(
     here = screen(no_color)
     if junit is not None:
         write_file(junit, JUNIT.draw(result, here), replace=True)
-    with contextlib.suppress(typer.Exit):  # a reader that has gone does not turn a failure into a pass
-        emit(format.draw(result, here))
+    wrote(format.draw(result, here))  # a reader that has gone does not turn a failure into a pass
     raise typer.Exit(0 if result.passed else 1)

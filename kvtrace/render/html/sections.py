@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.gate.shares import grade_of
 from kvtrace.render.answers import outcomes, uneven, where
@@ -64,12 +62,6 @@ def top(report: Report) -> Markup:
     )
 
 
-def _least(labels: Iterable[str]) -> str:
-    """The least of some grades, "" of none."""
-    known = [label for label in labels if label in _ORDER]
-    return min(known, key=_ORDER.index) if known else ""
-
-
 # ------------------------------------------------------------------------------ token flow
 
 
@@ -93,8 +85,8 @@ def _stage(report: Report, stage: Stage, most: int, last: bool) -> Markup:
         if lost
         else []
     )
-    grade = _least(one.get("grade") or "" for one in why) if lost else ""
-    grade = grade or (grade_of(report["ledger"]["saves"]) if last else "")
+    grades = [grade for one in why if (grade := one.get("grade") or "") in _ORDER]
+    grade = min(grades, key=_ORDER.index, default="") or (grade_of(report["ledger"]["saves"]) if last else "")
     name = stage["name"] or StageNumber(stage["stage"]).label
     numbers = [f"{count(stage['in'])} in, {count(stage['out'])} out"]
     numbers += [f", {count(lost)} lost"] if lost else []
