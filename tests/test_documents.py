@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.cli.app import app
+from kvtrace.cli.commands import app
 from kvtrace.trace import hooks
 from kvtrace.versions import NEWEST
 

@@ -14,16 +14,7 @@ from kvtrace.errors import KvtraceError
 TYPE_CHECKING = False  # typing alone would take as long as all else here
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NoReturn
-
-
-def __getattr__(name: str) -> Any:
-    """``app``: the typer command, loaded where somebody asks for it."""
-    if name == "app":
-        from kvtrace.cli.commands import app
-
-        return app
-    raise AttributeError(name)
+    from typing import NoReturn
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from pathlib import Path
 
 import typer
 
-from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.cli.output import NO_COLOR, format_option, screen
+from kvtrace.cli.screen import wrote
 from kvtrace.errors import KvtraceError
 from kvtrace.gate.outcome import Outcome
 from kvtrace.render.check import check_page
@@ -100,10 +100,7 @@ def check(
     shown = chosen.draw(outcome, here)
     if github:
         shown = _for_github(outcome, shown, chosen)
-    with contextlib.suppress(
-        typer.Exit
-    ):  # a reader that has gone (| head) does not turn a failure into a pass
-        emit(shown)
+    wrote(shown)  # a reader that has gone (| head) does not turn a failure into a pass
     raise typer.Exit(0 if outcome.passed else 1)
 
 

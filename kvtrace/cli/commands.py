@@ -48,19 +48,9 @@ def _root(
     pass
 
 
-_RUN_CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-app.command("run", context_settings=_RUN_CONTEXT, epilog=epilog("run"))(run)
-app.command("doctor", context_settings=_RUN_CONTEXT, epilog=epilog("doctor"))(doctor)
-app.command("verify", context_settings=_RUN_CONTEXT, epilog=epilog("verify"))(verify)
-app.command("explain", epilog=epilog("explain"))(explain)
-app.command("requests", epilog=epilog("requests"))(requests)
-app.command("why", epilog=epilog("why"))(why)
-app.command("top", epilog=epilog("top"))(top)
-app.command("metrics", epilog=epilog("metrics"))(metrics)
-app.command("merge", epilog=epilog("merge"))(merge)
-app.command("export", epilog=epilog("export"))(export)
-app.command("baseline", epilog=epilog("baseline"))(baseline)
-app.command("check", epilog=epilog("check"))(check)
-app.command("diff", epilog=epilog("diff"))(diff)
-app.command("docs", epilog=epilog("docs"))(docs)
+_TAKERS = (run, doctor, verify)
+"""What follows their command belongs to it."""
+for verb in (*_TAKERS, explain, requests, why, top, metrics, merge, export, baseline, check, diff, docs):
+    settings = {"allow_interspersed_args": False} if verb in _TAKERS else None
+    app.command(verb.__name__, context_settings=settings, epilog=epilog(verb.__name__))(verb)
 app.add_typer(scenario, name="scenario")

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def _page(found: list[Cause] | Topic) -> Page:
     if isinstance(found, Topic):
         return topic_page(found)
-    causes = found
-    return cause_page(causes[0]) if len(causes) == 1 else cause_list(causes)
+    return cause_page(found[0]) if len(found) == 1 else cause_list(found)
 
 
 def _document(found: list[Cause] | Topic) -> Any:

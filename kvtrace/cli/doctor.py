@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 
 import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.cli.run import parse_name
 from kvtrace.doctor.answer import Answer
-from kvtrace.errors import KvtraceError
 from kvtrace.render.doctor import doctor_page
 from kvtrace.render.formats import Format, page_formats
 
 FORMATS = page_formats(doctor_page, Answer.document)
-_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
-
-
-def parse_class(text: str | None) -> str:
-    """``module:Class``; "" for none.
-
-    Raises:
-        KvtraceError: it is no such name.
-    """
-    if text is not None and not _CLASS.match(text):
-        raise KvtraceError(
-            f"--connector {text!r} is no class", "write module:Class, for example mine.kv:MyConnector"
-        )
-    return text or ""
 
 
 def doctor(
@@ -60,6 +45,7 @@ def doctor(
     from kvtrace.doctor.checks import answer
     from kvtrace.doctor.gather import gather
 
-    found = answer(gather(command or [], parse_class(connector), os.environ, timeout))
+    name = parse_name("--connector", connector, "Class", "mine.kv:MyConnector")
+    found = answer(gather(command or [], name, os.environ, timeout))
     emit(format.draw(found, screen(no_color)))
     raise typer.Exit(1 if found.failed else 0)

@@ -9,7 +9,7 @@ import typer
 
 from kvtrace.cli.merge import explain_merged
 from kvtrace.cli.output import NO_COLOR, OUTPUT, emit, emit_to, format_option, screen
-from kvtrace.cli.progress import reading_bar
+from kvtrace.cli.progress import progress_bar
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.page import Page, Screen
 from kvtrace.render.report import report_page
@@ -23,14 +23,14 @@ class Explanation:
     report: Report
     source: str
     traced: str | None
-    detail: int = 0
+    detail: int
 
     def page(self) -> Page:
         return report_page(self.report, self.source, self.traced, whole=self.detail > 1)
 
     def text(self, screen: Screen) -> str:
         """One screen; more where it is asked for."""
-        from kvtrace.render.explained import explained_text
+        from kvtrace.render.brief import explained_text
 
         return explained_text(self.report, screen, self.source, self.traced, self.detail)
 
@@ -71,7 +71,7 @@ def explain(
     from kvtrace.story.locate import traced_directory
 
     folder = traced_directory(path)
-    with reading_bar() as progress:
+    with progress_bar("reading", octets=True) as progress:
         report = read_report(path, progress)
     answer = Explanation(report, path, None if folder is None else str(folder), verbose)
     if output is not None or format.name == "html":

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from kvtrace.cli.output import emit
-from kvtrace.cli.progress import reading_bar
+from kvtrace.cli.progress import progress_bar
 
 
 def export(
@@ -37,6 +37,6 @@ def export(
     chosen.check()
     run = open_run(path, Wanted(parse_steps(steps), layers, request))
     place = Path(output) if output else chosen.place(run)
-    with reading_bar() as progress:
+    with progress_bar("reading", octets=True) as progress:
         written = chosen.write(Target(run, place, force, progress))
     emit(f"wrote {written}\n")

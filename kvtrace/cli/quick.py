@@ -54,7 +54,7 @@ def _explain(words: list[str]) -> bool:
     if os.path.basename(paths[0]) == "merged.json":  # no report: kvtrace.merge reads it
         return False
     from kvtrace.cli.screen import screen
-    from kvtrace.render.explained import explained_text
+    from kvtrace.render.brief import explained_text
     from kvtrace.report.read import read_report
 
     path, here = paths[0], screen("--no-color" in options)

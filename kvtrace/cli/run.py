@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -13,7 +14,7 @@ from kvtrace.trace.config import TIMINGS, WATCHES, AgentConfig
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _LEAST = 64 << 10
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
 _SECONDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*s?\Z")
 _MOST_RATE = 1000
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%\Z")
@@ -48,31 +49,22 @@ def parse_budget(text: str) -> float:
     return float(match.group(1)) / 100
 
 
-def parse_timing(text: str) -> str:
-    """Raises KvtraceError where it is not off, sampled or full."""
-    if text not in TIMINGS:
-        raise KvtraceError(f"--device-timing {text!r} is not known", f"write one of {', '.join(TIMINGS)}")
+def one_of(option: str, text: str, known: Sequence[str]) -> str:
+    """Raises KvtraceError where it is none of these."""
+    if text not in known:
+        raise KvtraceError(f"{option} {text!r} is not known", f"write one of {', '.join(known)}")
     return text
 
 
-def parse_watch(text: str) -> str:
-    """Raises KvtraceError where it is not first, sampled or full."""
-    if text not in WATCHES:
-        raise KvtraceError(f"--watch {text!r} is not known", f"write one of {', '.join(WATCHES)}")
-    return text
-
-
-def parse_adapter(text: str | None) -> str:
-    """``module:function``; "" for none.
+def parse_name(option: str, text: str | None, what: str, example: str) -> str:
+    """``module:function`` or ``module:Class``; "" for none.
 
     Raises:
         KvtraceError: it is no such name. Whether it is there shows in the vLLM process.
     """
-    if text is not None and not _FUNCTION.match(text):
-        raise KvtraceError(
-            f"--metadata-adapter {text!r} is no function",
-            "write module:function, for example mine.kv:kv_entries",
-        )
+    if text is not None and not _NAME.match(text):
+        how = f"write module:{what}, for example {example}"
+        raise KvtraceError(f"{option} {text!r} is no {what.lower()}", how)
     return text or ""
 
 
@@ -189,12 +181,12 @@ def run(
 
     if not command:
         raise KvtraceError("no command", "write kvtrace run -- vllm serve MODEL ...")
+    adapter = parse_name("--metadata-adapter", metadata_adapter, "function", "mine.kv:kv_entries")
     options = RunOptions(
-        command, output, name, parse_size(limit), parse_timing(device_timing),
+        command, output, name, parse_size(limit), one_of("--device-timing", device_timing, TIMINGS),
         AgentConfig.budget if budget is None else parse_budget(budget),
-        parse_watch(watch), parse_adapter(metadata_adapter), keep_messages, keep_settings,
+        one_of("--watch", watch, WATCHES), adapter, keep_messages, keep_settings,
         credit=AgentConfig.credit if budget is None else 0.0,
         stuck_after=parse_seconds(stuck_after), sample=parse_rate(sample),
     )  # fmt: skip
-    code = run_session(options)
-    raise typer.Exit(code)
+    raise typer.Exit(run_session(options))

@@ -15,8 +15,8 @@ from kvtrace.cli.examples import epilog
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.layout import clean
 from kvtrace.render.page import Code, Column, Heading, Page, Row, Table
+from kvtrace.words import clean
 
 _DIR = typer.Option(None, "--dir", metavar="DIR", help="The scenarios folder. [default: the checkout's]")
 

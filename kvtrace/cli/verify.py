@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import signal
 import sys
@@ -10,25 +9,24 @@ from pathlib import Path
 
 import typer
 
-from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.cli.output import NO_COLOR, format_option, screen
+from kvtrace.cli.screen import wrote
 from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.page import Screen
 from kvtrace.render.verify import verify_junit, verify_page
 from kvtrace.verify.answers import Result
 
-PAGES = {row.name: row for row in page_formats(verify_page, Result.document)}
-JUNIT = Format[Result]("junit", "JUnit XML", lambda result, _: verify_junit(result))
-FORMATS = (
-    *PAGES.values(),
-    Format[Result]("html", "a page for a browser", lambda result, _: _html(result)),
-    JUNIT,
-)
 
-
-def _html(result: Result) -> str:
+def _html(result: Result, screen: Screen) -> str:
     from kvtrace.render.html.page import verify_page as html_page
 
     return html_page(result)
+
+
+HTML = Format("html", "a page for a browser", _html)
+JUNIT = Format[Result]("junit", "JUnit XML", lambda result, _: verify_junit(result))
+FORMATS = (*page_formats(verify_page, Result.document), HTML, JUNIT)
 
 
 def _words(option: str, command: str) -> list[str]:
@@ -134,11 +132,10 @@ def verify(
         start_timeout, small, shrink, _words("--decode", decode),
     )  # fmt: skip
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its servers end with it
-    with progress_bar() as progress:
+    with progress_bar("starting the server") as progress:
         result = verify(options, progress, say)
     here = screen(no_color)
     if junit is not None:
         write_file(junit, JUNIT.draw(result, here), replace=True)
-    with contextlib.suppress(typer.Exit):  # a reader that has gone does not turn a failure into a pass
-        emit(format.draw(result, here))
+    wrote(format.draw(result, here))  # a reader that has gone does not turn a failure into a pass
     raise typer.Exit(0 if result.passed else 1)

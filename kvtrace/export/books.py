@@ -8,31 +8,31 @@ from typing import Any
 import pandas as pd
 
 from kvtrace.export.frame import cells, frame, same, shown
-from kvtrace.export.tables import FINDINGS, INT, LEDGER, RANK, REQUESTS, TEXT, Table
+from kvtrace.export.tables import INT, LEDGER, RANK, REQUESTS, TEXT, Table
 from kvtrace.report.model import Ledger, Ledgers, Report
-from kvtrace.terms import Grade, Stage, cause_of
+from kvtrace.terms import Stage, cause_of
 
 Row = Mapping[str, Any]
 
 
-def requests(rows: Iterable[Row]) -> pd.DataFrame:
-    """``requests`` from rows as a report has them."""
-    return _frame(REQUESTS, rows)
+def of_run(table: Table, report: Report, requests: Iterable[Row]) -> pd.DataFrame:
+    """One of these tables, the rank first. `requests`: the rows of its requests, as a report has them."""
+    if table is REQUESTS:
+        return _frame(table, requests)
+    return _frame(table, _ledger(report) if table is LEDGER else _findings(report))
 
 
-def ledger(report: Report) -> pd.DataFrame:
-    """``ledger``: of the run, and of each connector inside another one."""
-    found = list(_ledgers(report["ledger"], ""))
+def _ledger(report: Report) -> Iterator[Row]:
+    """Of the run, and of each connector inside another one."""
+    yield from _ledgers(report["ledger"], "")
     for books in report.get("connectors", ()):
-        found += _ledgers(books["ledger"], books["name"])
-    return _frame(LEDGER, found)
+        yield from _ledgers(books["ledger"], books["name"])
 
 
-def _ledgers(both: Ledgers, connector: str) -> Iterator[dict[str, Any]]:
+def _ledgers(both: Ledgers, connector: str) -> Iterator[Row]:
     for name, one in (("saves", both["saves"]), ("loads", both["loads"])):
         for outcome, amount in one["accounts"].items():
-            graded = _grades(one, outcome, amount)
-            for grade, part in graded.items():
+            for grade, part in _grades(one, outcome, amount).items():
                 yield {
                     "ledger": name,
                     "connector": connector,
@@ -45,37 +45,27 @@ def _ledgers(both: Ledgers, connector: str) -> Iterator[dict[str, Any]]:
 
 
 def _grades(one: Ledger, outcome: str, amount: int) -> dict[str, int]:
-    """Grade -> token-layers; what no grade is known of stands under an empty one."""
-    known = {grade: part for grade, part in one.get("grades", {}).get(outcome, {}).items() if part}
-    order = [grade.label for grade in sorted(Grade, reverse=True)]
-    found = {grade: known[grade] for grade in order if grade in known}
+    """Grade -> token-layers, the best first; what no grade is known of stands under an empty one."""
+    found = {grade: part for grade, part in one.get("grades", {}).get(outcome, {}).items() if part}
     rest = amount - sum(found.values())
     return {**found, "": rest} if rest or not found else found
 
 
-def findings(report: Report) -> pd.DataFrame:
-    """``findings``: what was found, then what was ruled out, then what is not observed."""
-    found: list[dict[str, Any]] = [
-        {
+def _findings(report: Report) -> Iterator[Row]:
+    """What was found, then what was ruled out, then what is not observed."""
+    for one in report["findings"]:
+        yield {
             **one,
             "status": "found",
             "stage": None if one["stage"] is None else Stage(one["stage"]).label,
             "evidence": "; ".join(one["evidence"]),
             "remedy": "; ".join(one["remedy"]),
         }
-        for one in report["findings"]
-    ]
     for books, name in ((report, ""), *((part, part["name"]) for part in report.get("connectors", ()))):
-        rest: Any = books
-        for one in rest["ruled_out"]:
-            found.append(
-                {"status": "ruled out", "id": one["id"], "connector": name, "evidence": one["evidence"]}
-            )
-        for one in rest["not_observed"]:
-            found.append(
-                {"status": "not observed", "id": one["id"], "connector": name, "evidence": one["why"]}
-            )
-    return _frame(FINDINGS, found)
+        said = [("ruled out", one["id"], one["evidence"]) for one in books["ruled_out"]]
+        said += [("not observed", one["id"], one["why"]) for one in books["not_observed"]]
+        for status, cause, evidence in said:
+            yield {"status": status, "id": cause, "connector": name, "evidence": evidence}
 
 
 def _frame(table: Table, rows: Iterable[Row]) -> pd.DataFrame:
@@ -88,10 +78,3 @@ def _frame(table: Table, rows: Iterable[Row]) -> pd.DataFrame:
             given = [shown(one) if isinstance(one, str) else None for one in given]
         values[column.name] = cells(given, column.type)
     return frame({RANK: same(-1, len(held), INT), **values})
-
-
-def of_run(name: str, report: Report, rows: Iterable[Row]) -> pd.DataFrame:
-    """One of these tables by its name, the rank first."""
-    if name == REQUESTS.name:
-        return requests(rows)
-    return {LEDGER.name: ledger, FINDINGS.name: findings}[name](report)

@@ -12,15 +12,16 @@ from typing import TextIO
 import pandas as pd
 
 from kvtrace.export.folder import Output
-from kvtrace.export.frame import frame, same, shown
-from kvtrace.export.parts import Part, Progress, parts, silent
+from kvtrace.export.frame import with_run
+from kvtrace.export.parts import parts
 from kvtrace.export.run import Opened
-from kvtrace.export.tables import PARTITIONS, TABLES, TEXT
+from kvtrace.export.tables import PARTITIONS, TABLES
+from kvtrace.ledger import Progress
 
 _FORMULA = ("=", "+", "-", "@")
 
 
-def write_csv(run: Opened, output: Output, progress: Progress = silent) -> dict[str, int]:
+def write_csv(run: Opened, output: Output, progress: Progress) -> dict[str, int]:
     """Writes ``TABLE.csv`` for each table into the output's folder; rows written, by table.
 
     Raises:
@@ -36,21 +37,16 @@ def write_csv(run: Opened, output: Output, progress: Progress = silent) -> dict[
             header = ",".join(column.name for column in (*PARTITIONS, *table.columns))
             files[table.name].write(header + "\r\n")
         for part in parts(run, progress):
-            rows = _with_run(run, part)
+            rows = _no_formulas(with_run(part.rows, run.key, part.host))
             rows.to_csv(files[part.table], header=False, index=False, lineterminator="\r\n")
             counts[part.table] += len(rows)
     return counts
 
 
-def _with_run(run: Opened, part: Part) -> pd.DataFrame:
-    """The rows with all columns, and with nothing in them that a spreadsheet takes for a formula."""
-    count = len(part.rows)
-    columns = {"run": same(shown(run.key), count, TEXT), "host": same(shown(part.host), count, TEXT)}
-    for name in part.rows.columns:
-        column = part.rows[name]
-        if column.dtype == "string":
-            risky = column.str.startswith(_FORMULA, na=False)
-            if risky.any():
-                column = column.mask(risky, "'" + column)
-        columns[name] = column.array
-    return frame(columns)
+def _no_formulas(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with nothing in them that a spreadsheet takes for a formula."""
+    for name in rows.select_dtypes("string").columns:
+        risky = rows[name].str.startswith(_FORMULA, na=False)
+        if risky.any():
+            rows[name] = rows[name].mask(risky, "'" + rows[name])
+    return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvtrace.export.frame import cells, frame, same, shown
 from kvtrace.export.run import Process
-from kvtrace.export.tables import BOOL, EVENTS, INT, STEPS, TEXT, Table
+from kvtrace.export.tables import BOOL, EVENTS, INT, STEPS, TEXT, Column
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
@@ -39,8 +40,8 @@ EXPORTED = (
 """Kinds that are events. Others hold digests, slots, block ids and texts."""
 MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 _SIDES = {int(role): role.name.lower() for role in Role}
-_SKIPS = {int(skip): skip.name for skip in Skip}
-_WAYS = {int(way): way.name.lower().replace("_", " ") for way in Way}
+SKIPS = {int(skip): skip.name for skip in Skip}
+WAYS = {int(way): way.name.lower().replace("_", " ") for way in Way}
 _KIND_NAMES = {int(kind): kind.name.lower() for kind in EXPORTED}
 _OF_CONNECTORS = (
     Kind.HOOK, Kind.QUIET, Kind.EFFECT, Kind.DEVICE, Kind.OUTSIDE, Kind.META, Kind.LOOKUP, Kind.ALLOC,
@@ -60,25 +61,30 @@ _NUMBERS: dict[Kind, tuple[str, ...]] = {
     Kind.EXEC: ("tokens", "requests", "padded"),
     Kind.QUIET: ("count", "least_ns", "most_ns"),
     Kind.EFFECT: ("slots", "bytes", "files"),
+    Kind.DONE: ("failed",),
     Kind.DEVICE: ("device_ns", "before_ns"),
     Kind.OUTSIDE: ("bytes", "errors"),
     Kind.GROWN: ("start", "prompt"),
 }
 """Columns that are fields of the record under the same name; a negative one is not known."""
+_NAMES: dict[Kind, Callable[[int], str | None]] = {
+    Kind.HOOK: hooks.name_of, Kind.EFFECT: hooks.name_of, Kind.OP: ops.name_of, Kind.OUTSIDE: WAYS.get,
+}  # fmt: skip
+"""Kinds whose code stands for a name."""
 
 
 def event_rows(table: Records, names: Names, process: Process) -> pd.DataFrame:
     """The rows of ``events`` for a table of records, in its order, the partitions' columns first."""
     kinds = rows.kind(table[:, 0])
     table = table[np.isin(kinds, EXPORTED)]
-    columns = _Columns(EVENTS, len(table))
+    columns = _Columns(len(table))
     kinds = rows.kind(table[:, 0])
     head = table[:, 0]
     everywhere = np.arange(len(table))
-    columns.words("kind", everywhere, kinds, _KIND_NAMES)
-    columns.words("side", everywhere, rows.role(head), _SIDES)
+    columns.words("kind", everywhere, kinds, _KIND_NAMES.get)
+    columns.words("side", everywhere, rows.role(head), _SIDES.get)
     columns.numbers("thread", everywhere, rows.thread(head))
-    columns.words("flags", everywhere, rows.flags(head), _Flags())
+    columns.words("flags", everywhere, rows.flags(head), flag_words)
     _of_connectors(columns, kinds, head)
     for kind in np.unique(kinds).tolist():
         at = np.flatnonzero(kinds == kind)
@@ -102,9 +108,13 @@ def _of_kind(columns: _Columns, kind: Kind, at: Ints, table: Records, names: Nam
     if "step" in row._fields:
         columns.steps(at, row.step)
     if "layer" in row._fields:
-        columns.words("layer", at, row.layer, names)
+        columns.words("layer", at, row.layer, names.get)
     if "request" in row._fields and "requests" not in row._fields:
-        columns.words("request", at, row.request, names)
+        columns.words("request", at, row.request, names.get)
+    if "mode" in row._fields:
+        columns.words("mode", at, row.mode, MODES.get)
+    if kind in _NAMES:
+        columns.words("name", at, rows.code(row.head), _NAMES[kind])
     for name in _NUMBERS.get(kind, ()):
         columns.numbers(name, at, getattr(row, name))
     if kind in _SPECIAL:
@@ -115,15 +125,12 @@ def _of_kind(columns: _Columns, kind: Kind, at: Ints, table: Records, names: Nam
 
 
 def _hook(columns: _Columns, at: Ints, row: rows.HookCall, names: Names) -> None:
-    columns.words("name", at, rows.code(row.head), _HOOK_NAMES)
     raised = np.flatnonzero(rows.flags(row.head) & Flag.RAISED)
-    columns.words("error", at[raised], row.extra[raised], names)
+    columns.words("error", at[raised], row.extra[raised], names.get)
 
 
 def _op(columns: _Columns, at: Ints, row: rows.OpCall, names: Names) -> None:
-    columns.words("name", at, rows.code(row.head), _OP_NAMES)
-    columns.words("mode", at, row.mode, MODES)
-    columns.words("skip", at, row.skip, _SKIPS)
+    columns.words("skip", at, row.skip, SKIPS.get)
     direct = at[np.flatnonzero(rows.detail(row.head) == Dispatch.DIRECT)]
     columns.add_flag(direct, "direct")
 
@@ -138,26 +145,17 @@ def _lookup(columns: _Columns, at: Ints, row: rows.Lookup, names: Names) -> None
 
 
 def _finish(columns: _Columns, at: Ints, row: rows.Finish, names: Names) -> None:
-    columns.words("status", at, row.status_name, names)
+    columns.words("status", at, row.status_name, names.get)
 
 
 def _exec(columns: _Columns, at: Ints, row: rows.Execution, names: Names) -> None:
-    columns.words("mode", at, row.mode, MODES)
     columns.numbers("padded", at, np.where(row.padded > 0, row.padded, -1))
 
 
 def _quiet(columns: _Columns, at: Ints, row: rows.QuietCalls, names: Names) -> None:
     _hook_or_op(columns, at, row.head)
     columns.numbers("dur_ns", at, row.total_ns)
-    columns.words("layer", at, row.layer_set, _LayerSets(names))
-
-
-def _effect(columns: _Columns, at: Ints, row: rows.Effect, names: Names) -> None:
-    columns.words("name", at, rows.code(row.head), _HOOK_NAMES)
-
-
-def _done(columns: _Columns, at: Ints, row: rows.TransferDone, names: Names) -> None:
-    columns.numbers("failed", at, row.failed)
+    columns.words("layer", at, row.layer_set, partial(_layer_set, names))
 
 
 def _device(columns: _Columns, at: Ints, row: rows.DeviceCall, names: Names) -> None:
@@ -165,76 +163,57 @@ def _device(columns: _Columns, at: Ints, row: rows.DeviceCall, names: Names) -> 
     columns.numbers("dur_ns", at, row.host_ns)
 
 
-def _outside(columns: _Columns, at: Ints, row: rows.Outside, names: Names) -> None:
-    columns.words("name", at, rows.code(row.head), _WAYS)
-
-
 _SPECIAL: dict[Kind, Callable[[Any, Ints, Any, Names], None]] = {
     Kind.HOOK: _hook, Kind.OP: _op, Kind.STEP: _step, Kind.LOOKUP: _lookup, Kind.FINISH: _finish,
-    Kind.EXEC: _exec, Kind.QUIET: _quiet, Kind.EFFECT: _effect, Kind.DONE: _done, Kind.DEVICE: _device,
-    Kind.OUTSIDE: _outside,
+    Kind.EXEC: _exec, Kind.QUIET: _quiet, Kind.DEVICE: _device,
 }  # fmt: skip
-_HOOK_NAMES = {code: hook.name for code, hook in hooks.BY_CODE.items()}
-_OP_NAMES = {code: op.name for code, op in ops.BY_CODE.items()}
 
 
 def _hook_or_op(columns: _Columns, at: Ints, head: Ints) -> None:
     is_op = rows.detail(head) >= DETAIL_IS_OP
-    columns.words("name", at[~is_op], rows.code(head[~is_op]), _HOOK_NAMES)
-    columns.words("name", at[is_op], rows.code(head[is_op]), _OP_NAMES)
+    columns.words("name", at[~is_op], rows.code(head[~is_op]), hooks.name_of)
+    columns.words("name", at[is_op], rows.code(head[is_op]), ops.name_of)
 
 
-class _Flags(dict[int, str]):
+def flag_words(flags: int) -> str:
     """Flags of a record -> ``store async``."""
-
-    def __missing__(self, flags: int) -> str:
-        text = " ".join(flag.name.lower() for flag in Flag if flags & flag)
-        self[flags] = text
-        return text
+    return " ".join(flag.name.lower() for flag in Flag if flags & flag)
 
 
-class _LayerSets(dict[int, str]):
+def _layer_set(names: Names, ident: int) -> str:
     """The id of a JSON list of layers' name ids -> their names, with a blank between them."""
-
-    def __init__(self, names: Names) -> None:
-        self._names = names
-
-    def __missing__(self, ident: int) -> str:
-        try:
-            value = json.loads(self._names.get(ident, "[]"))
-        except (ValueError, RecursionError):
-            value = []
-        ids = [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
-        text = " ".join(self._names.get(one, "") for one in ids)
-        self[ident] = text
-        return text
-
-    def get(self, ident: int, default: Any = "") -> Any:
-        return self[ident]
+    try:
+        value = json.loads(names.get(ident, "[]"))
+    except (ValueError, RecursionError):
+        return ""
+    ids = [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
+    return " ".join(names.get(one, "") for one in ids)
 
 
 class _Columns:
-    """The columns of one table, filled piece by piece; what nobody fills is missing."""
+    """The columns of ``events``, filled piece by piece; what nobody fills is missing."""
 
-    def __init__(self, table: Table, count: int) -> None:
-        self._table, self._count = table, count
-        self._numbers: dict[str, tuple[Ints, NDArray[np.bool_]]] = {}
-        self._words: dict[str, NDArray[Any]] = {}
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._numbers = {
+            one.name: (np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool))
+            for one in EVENTS.columns
+            if one.type != TEXT
+        }
+        self._words = {
+            one.name: np.full(count, None, dtype=object) for one in EVENTS.columns if one.type == TEXT
+        }
         self._tags = np.zeros(count, dtype=np.int64)
 
     def numbers(self, name: str, at: Ints, values: Ints) -> None:
         """Puts numbers into rows `at`; negative ones are not known."""
-        if name not in self._numbers:
-            self._numbers[name] = np.zeros(self._count, dtype=np.int64), np.ones(self._count, dtype=bool)
         held, missing = self._numbers[name]
         held[at], missing[at] = values, values < 0
 
-    def words(self, name: str, at: Ints, ids: Ints, names: Mapping[int, str]) -> None:
+    def words(self, name: str, at: Ints, ids: Ints, word: Callable[[int], str | None]) -> None:
         """Puts the texts that `ids` stand for into rows `at`; an empty one is missing."""
-        if name not in self._words:
-            self._words[name] = np.full(self._count, None, dtype=object)
         unique, inverse = np.unique(ids, return_inverse=True)
-        texts = np.array([shown(_text(names, one)) for one in unique.tolist()], dtype=object)
+        texts = np.array([shown(word(one) or "") for one in unique.tolist()], dtype=object)
         if len(texts):
             self._words[name][at] = texts[inverse]
 
@@ -252,23 +231,21 @@ class _Columns:
     def frame(self, process: Process, sides: Ints) -> pd.DataFrame:
         """All columns, those of the partitions (without the run's) first. Times become wall times."""
         values: dict[str, Any] = {"rank": _ranks(process, sides, self._tags)}
-        for column in self._table.columns:
-            values[column.name] = self._values(column.name, column.type, process)
+        for column in EVENTS.columns:
+            values[column.name] = self._values(column, process)
         return frame(values)
 
-    def _values(self, name: str, kind: str, process: Process) -> Any:
-        if name == "process":
+    def _values(self, column: Column, process: Process) -> Any:
+        if column.name == "process":
             return same(process.stem, self._count, TEXT)
-        if name == "pid":
+        if column.name == "pid":
             return same(process.pid, self._count, INT)
-        if kind == TEXT:
-            return cells(self._words.get(name, np.full(self._count, None, dtype=object)), TEXT)
-        held, missing = self._numbers.get(
-            name, (np.zeros(self._count, dtype=np.int64), np.ones(self._count, dtype=bool))
-        )
-        if kind == BOOL:
+        if column.type == TEXT:
+            return cells(self._words[column.name], TEXT)
+        held, missing = self._numbers[column.name]
+        if column.type == BOOL:
             return pd.arrays.BooleanArray(held > 0, missing)
-        if name == "t_ns":
+        if column.name == "t_ns":
             held, missing = held + process.shift_ns, np.zeros(self._count, dtype=bool)
         return pd.arrays.IntegerArray(held, missing)
 
@@ -281,10 +258,6 @@ def _ranks(process: Process, sides: Ints, tags: Ints) -> Any:
     }
     ranks = [pairs[pair] for pair in zip(sides.tolist(), tags.tolist(), strict=True)]
     return cells(np.array(ranks, dtype=np.int64), INT)
-
-
-def _text(names: Mapping[int, str], ident: int) -> str:
-    return names[ident] if isinstance(names, _Flags) else names.get(ident, "")
 
 
 def step_rows(table: Records, names: Names, process: Process) -> pd.DataFrame:

@@ -94,13 +94,10 @@ def into_file(place: Path, force: bool, write: Callable[[Path], T]) -> T:
 
 @contextmanager
 def _beside(place: Path) -> Iterator[Path]:
-    part: str | None = None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        part = tempfile.mkdtemp(prefix=f".{place.name[:60]}.", dir=place.parent)
-        yield Path(part)
+        prefix = f".{place.name[:60]}."
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=place.parent, ignore_cleanup_errors=True) as part:
+            yield Path(part)
     except OSError as error:
         raise KvtraceError("cannot write", place, error.strerror or str(error)) from None
-    finally:
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)

@@ -32,6 +32,12 @@ def frame(columns: Mapping[str, Cells]) -> pd.DataFrame:
     return made
 
 
+def with_run(rows: pd.DataFrame, run: str, host: str) -> pd.DataFrame:
+    """`rows` with the columns of their run and host before them."""
+    columns = {name: same(shown(text), len(rows), TEXT) for name, text in (("run", run), ("host", host))}
+    return frame({**columns, **{name: rows[name].array for name in rows.columns}})
+
+
 def empty(table: Table) -> pd.DataFrame:
     """No rows, with the columns and types of a table, the partitions' first."""
     return frame({one.name: cells([], one.type) for one in (*PARTITIONS, *table.columns)})

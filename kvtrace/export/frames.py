@@ -12,11 +12,11 @@ import pandas as pd
 
 from kvtrace.errors import KvtraceError
 from kvtrace.export.books import of_run
-from kvtrace.export.frame import empty, frame, same, shown
+from kvtrace.export.frame import empty, with_run
 from kvtrace.export.parts import parts_of_records
 from kvtrace.export.run import Opened, open_run
-from kvtrace.export.selection import Wanted, check_steps, parse_steps
-from kvtrace.export.tables import BY_NAME, EVENTS, FINDINGS, LEDGER, REQUESTS, STEPS, TEXT
+from kvtrace.export.selection import Wanted, parse_steps
+from kvtrace.export.tables import BY_NAME, EVENTS, FINDINGS, LEDGER, REQUESTS, STEPS
 from kvtrace.report.model import Report, RequestRow
 from kvtrace.report.read import read_report
 from kvtrace.story.locate import traced_directory
@@ -41,7 +41,7 @@ def load(
     Raises:
         KvtraceError: nothing there that can be read; no such step, layer or request.
     """
-    wanted = Wanted(check_steps(*steps) if isinstance(steps, tuple) else parse_steps(steps), layers, request)
+    wanted = Wanted(parse_steps(steps if isinstance(steps, str) else "{}:{}".format(*steps)), layers, request)
     if traced_directory(path) is None and Path(path).is_file():
         if wanted != Wanted():
             raise KvtraceError("a report without its run", clean(str(path)), "a part needs the run directory")
@@ -64,17 +64,17 @@ class Trace:
         rows: Sequence[RequestRow] = (
             self.report["requests"]["rows"] if self._run is None else self._run.requests
         )
-        return self._whole(of_run(REQUESTS.name, self.report, rows))
+        return self._whole(of_run(REQUESTS, self.report, rows))
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
         """Token-layers by outcome, cause and grade."""
-        return self._whole(of_run(LEDGER.name, self.report, ()))
+        return self._whole(of_run(LEDGER, self.report, ()))
 
     @cached_property
     def findings(self) -> pd.DataFrame:
         """Causes: found, ruled out, not observed."""
-        return self._whole(of_run(FINDINGS.name, self.report, ()))
+        return self._whole(of_run(FINDINGS, self.report, ()))
 
     @property
     def events(self) -> pd.DataFrame:
@@ -104,10 +104,7 @@ class Trace:
 
     def _whole(self, rows: pd.DataFrame, host: str | None = None) -> pd.DataFrame:
         run = self._run.key if self._run is not None else self.report["run"]["name"]
-        host = self.report["run"]["host"] if host is None else host
-        amount = len(rows)
-        columns = {"run": same(shown(run), amount, TEXT), "host": same(shown(host), amount, TEXT)}
-        return frame({**columns, **{name: rows[name].array for name in rows.columns}})
+        return with_run(rows, run, self.report["run"]["host"] if host is None else host)
 
     def __repr__(self) -> str:
         amount = plural(self.report["requests"]["total"], "request")

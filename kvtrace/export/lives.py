@@ -130,6 +130,9 @@ def _live(life: Life, record: _Record, windows: Mapping[int, tuple[int, int]]) -
         begin, end = windows.get(step, (record.t, record.t))
         life.ended = max(life.ended, end)
         life.spans.append((begin, end, title, {**given, "tokens": row.tokens}))
+    elif type(row) in _MOMENTS:
+        name, fields = _MOMENTS[type(row)]
+        life.moments.append((record.t, name, {**given, **{field: getattr(row, field) for field in fields}}))
     elif type(row) in _TELL:
         _TELL[type(row)](life, record, given)
 
@@ -138,26 +141,12 @@ def _arrival(life: Life, record: _Record, given: Given) -> None:
     life.numbers |= {"prompt": record.row.prompt, "max_tokens": record.row.max_tokens}
 
 
-def _growth(life: Life, record: _Record, given: Given) -> None:
-    given |= {"start": record.row.start, "prompt": record.row.prompt}
-    life.moments.append((record.t, "grown", given))
-
-
 def _lookup(life: Life, record: _Record, given: Given) -> None:
     row = record.row
     end = max(record.t, row.t1 + record.shift)
     given |= {"local": row.local, "external": row.external}
     life.spans.append((record.t, end, "lookup", given))
     life.ended = max(life.ended, end)
-
-
-def _allocation(life: Life, record: _Record, given: Given) -> None:
-    given |= {"external": record.row.external, "blocks": record.row.blocks}
-    life.moments.append((record.t, "allocation", given))
-
-
-def _preemption(life: Life, record: _Record, given: Given) -> None:
-    life.moments.append((record.t, "preempted", {**given, "computed": record.row.computed}))
 
 
 def _transfer(life: Life, record: _Record, given: Given) -> None:
@@ -175,8 +164,13 @@ def _finish(life: Life, record: _Record, given: Given) -> None:
     life.moments.append((record.t, "finished", {**given, "status": record.names.get(row.status_name, "")}))
 
 
+_MOMENTS: dict[type[Any], tuple[str, tuple[str, ...]]] = {
+    rows.Growth: ("grown", ("start", "prompt")),
+    rows.Allocation: ("allocation", ("external", "blocks")),
+    rows.Preemption: ("preempted", ("computed",)),
+}
+"""What such a moment is called, and the fields of the record that it shows."""
 _TELL: dict[type[Any], Callable[[Life, _Record, Given], None]] = {
-    rows.Arrival: _arrival, rows.Growth: _growth, rows.Lookup: _lookup, rows.Allocation: _allocation,
-    rows.Preemption: _preemption, rows.TransferBegun: _transfer, rows.TransferDone: _transfer,
-    rows.Finish: _finish,
+    rows.Arrival: _arrival, rows.Lookup: _lookup, rows.TransferBegun: _transfer,
+    rows.TransferDone: _transfer, rows.Finish: _finish,
 }  # fmt: skip

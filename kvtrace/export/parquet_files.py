@@ -6,24 +6,24 @@ pyarrow read a fleet's runs in one OUT as one table. pyarrow is imported here on
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from kvtrace.export.folder import Output
-from kvtrace.export.parts import Part, Progress, parts, silent
+from kvtrace.export.parts import Part, parts
 from kvtrace.export.run import Opened
 from kvtrace.export.tables import BOOL, BY_NAME, FLOAT, INT, RANK, TABLES, TEXT, Table
+from kvtrace.ledger import Progress
 
 ROW_GROUP = 1 << 16
 """Rows that are gathered before they are written: what a reader can leave out as a whole."""
 
 
-def write_parquet(run: Opened, output: Output, progress: Progress = silent) -> dict[str, int]:
+def write_parquet(run: Opened, output: Output, progress: Progress) -> dict[str, int]:
     """Writes all tables into the output's folder; rows written, by table.
 
     Raises:
@@ -31,7 +31,7 @@ def write_parquet(run: Opened, output: Output, progress: Progress = silent) -> d
         SpoolError: a spool vanished.
         OSError: the disk is full, ...
     """
-    counts = {table.name: 0 for table in TABLES}
+    counts = dict.fromkeys((table.name for table in TABLES), 0)
     for table in TABLES:
         output.replaces(Path(table.name) / _folder("run", run.key))
     with ExitStack() as stack:
@@ -46,7 +46,7 @@ def write_parquet(run: Opened, output: Output, progress: Progress = silent) -> d
                 key, rows = (part.table, part.host, rank), part.rows[ranks == rank]
                 if key not in files:
                     path = output.file(_place(run, part, rank))
-                    files[key] = stack.enter_context(_File(path, part.table))
+                    files[key] = stack.enter_context(closing(_File(path, part.table)))
                 files[key].add(rows)
                 counts[part.table] += len(rows)
     return counts
@@ -102,12 +102,6 @@ class _File:
             self._writer.write_table(pa.concat_tables(self._held).combine_chunks(), row_group_size=ROW_GROUP)
         self._held, self._rows = [], 0
 
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._write()
+    def close(self) -> None:
+        self._write()
         self._writer.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pandas as pd
@@ -11,13 +11,7 @@ from kvtrace.export.books import of_run
 from kvtrace.export.events import event_rows, step_rows
 from kvtrace.export.run import Opened
 from kvtrace.export.tables import EVENTS, FINDINGS, LEDGER, REQUESTS, STEPS
-
-Progress = Callable[[int, int], None]
-"""Called with (done, of all), in bytes of spools read."""
-
-
-def silent(done: int, total: int) -> None:
-    """A progress that nobody watches."""
+from kvtrace.ledger import Progress, unwatched
 
 
 @dataclass(frozen=True)
@@ -31,18 +25,18 @@ class Part:
     """The table's columns, with ``rank`` before them."""
 
 
-def parts(run: Opened, progress: Progress = silent) -> Iterator[Part]:
+def parts(run: Opened, progress: Progress) -> Iterator[Part]:
     """All tables of a run; those of its records a chunk at a time.
 
     Raises:
         SpoolError: a spool vanished.
     """
     for table in (REQUESTS, LEDGER, FINDINGS):
-        yield Part(table.name, run.host, "run", of_run(table.name, run.report, run.requests))
+        yield Part(table.name, run.host, "run", of_run(table, run.report, run.requests))
     yield from parts_of_records(run, progress)
 
 
-def parts_of_records(run: Opened, progress: Progress = silent) -> Iterator[Part]:
+def parts_of_records(run: Opened, progress: Progress = unwatched) -> Iterator[Part]:
     """The tables of its records alone.
 
     Raises:

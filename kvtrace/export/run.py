@@ -28,8 +28,8 @@ from kvtrace.report.model import Report, RequestRow
 from kvtrace.story.find import find
 from kvtrace.story.locate import traced_directory
 from kvtrace.trace import rows
-from kvtrace.trace.format import STEP_MASK, Kind, Role
-from kvtrace.trace.reader import Records, Spool, SpoolInfo
+from kvtrace.trace.format import STEP_MASK, Role
+from kvtrace.trace.reader import Records, Spool
 from kvtrace.words import clean
 
 NO_RANK = -1
@@ -59,12 +59,10 @@ class Process:
     def stem(self) -> str:
         return self.path.stem
 
-    def rank(self, tag: int = 0) -> int:
-        """The rank of the worker of an engine here; of step 0 that of the first one."""
-        return self.ranks.get(tag, next(iter(self.ranks.values()), NO_RANK))
-
     def rank_of(self, side: int, tag: int) -> int:
-        return self.rank(tag) if side == Role.WORKER else NO_RANK
+        """The rank of the worker of an engine here, of step 0 that of the first one; none of other sides."""
+        first = next(iter(self.ranks.values()), NO_RANK)
+        return self.ranks.get(tag, first) if side == Role.WORKER else NO_RANK
 
 
 @dataclass(frozen=True)
@@ -172,19 +170,14 @@ def _processes(run: Run) -> list[Process]:
         }
         own = _within(one.header.wall_ns - one.header.perf_ns, 0)
         shift = _clock(clocks, one.header.host, own)
-        found.append(_process(info, _within(one.pid, -1), one.header.host, one.name, ranks, shift))
+        pid, host = _within(one.pid, -1), one.header.host
+        found.append(Process(info.path, info.size, pid, host, one.name, ranks, shift))
     return found
 
 
 def _within(value: int, otherwise: int) -> int:
     """`value`; another one where it is none that a recorder writes, and that no column can hold."""
     return value if abs(value) < _MOST else otherwise
-
-
-def _process(
-    info: SpoolInfo, pid: int, host: str, name: str, ranks: Mapping[int, int], shift: int
-) -> Process:
-    return Process(info.path, info.size, pid, host, name, ranks, shift)
 
 
 def _clock(known: list[tuple[str, int]], host: str, own: int) -> int:
@@ -229,6 +222,6 @@ def _steps_of(request: str, processes: Sequence[Process]) -> Any:
     return np.unique(np.concatenate(found))
 
 
-def _named_steps(chunk: Records, kind: Kind, ids: Sequence[int]) -> Any:
+def _named_steps(chunk: Records, kind: int, ids: Sequence[int]) -> Any:
     here = (rows.kind(chunk[:, 0]) == kind) & np.isin(chunk[:, REQUEST_WORDS[kind]], ids)
     return chunk[here, STEP_WORDS[kind]]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.errors import KvtraceError
 from kvtrace.trace import rows
-from kvtrace.trace.format import STEP_MASK, Kind
+from kvtrace.trace.format import STEP_MASK
 from kvtrace.trace.reader import Records
 from kvtrace.words import clean
 
@@ -25,7 +25,7 @@ _STEPS = re.compile(r"(\d{0,10}):(\d{0,10})\Z", re.ASCII)
 _LAYERS = re.compile(r"(\d{1,6})-(\d{1,6})\Z", re.ASCII)
 
 
-def _words(name: str) -> dict[Kind, int]:
+def _words(name: str) -> dict[int, int]:
     """Of each kind of record that has the field, its word."""
     return {kind: row._fields.index(name) for kind, row in rows.ROWS.items() if name in row._fields}
 
@@ -52,23 +52,13 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     match = _STEPS.match(text)
-    if match is None:
-        raise _no_range(text)
-    return check_steps(int(match[1] or 1), int(match[2] or _LAST))
-
-
-def check_steps(first: int, last: int) -> tuple[int, int]:
-    """Raises KvtraceError where these are no first and last step."""
+    first, last = (int(match[1] or 1), int(match[2] or _LAST)) if match else (0, 0)
     if not 1 <= first <= last <= _LAST:
-        raise _no_range(f"{first}:{last}")
+        raise KvtraceError(
+            f"{clean(text, 60)!r} is no range of steps",
+            "write FIRST:LAST, both included and counted from 1; either may be left out",
+        )
     return first, last
-
-
-def _no_range(text: str) -> KvtraceError:
-    return KvtraceError(
-        f"{clean(text, 60)!r} is no range of steps",
-        "write FIRST:LAST, both included and counted from 1; either may be left out",
-    )
 
 
 def parse_layers(text: str, names: Sequence[str]) -> frozenset[str] | None:
@@ -117,29 +107,25 @@ class Selection:
         arrivals: ids of the requests that are in one of the steps; None for all.
     """
 
-    steps: tuple[int, int] | None = None
-    layers: frozenset[str] | None = None
-    request: str = ""
-    request_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    arrivals: frozenset[str] | None = None
-
-    @property
-    def everything(self) -> bool:
-        return self.steps is None and self.layers is None and not self.request
+    steps: tuple[int, int] | None
+    layers: frozenset[str] | None
+    request: str
+    request_steps: NDArray[np.int64]
+    arrivals: frozenset[str] | None
 
     def of(self, table: Records, names: Mapping[int, str]) -> Records:
         """The records of a table of shape (n, 8) that are wanted."""
-        if self.everything or not len(table):
+        if self.steps is None and self.layers is None and not self.request:
             return table
         keep = np.ones(len(table), dtype=bool)
         kinds = rows.kind(table[:, 0])
         for kind in np.unique(kinds).tolist():
             of_kind = np.flatnonzero(kinds == kind)
-            keep[of_kind] = self._kept(Kind(kind), table[of_kind], names)
+            keep[of_kind] = self._kept(kind, table[of_kind], names)
         kept: Records = table[keep]
         return kept
 
-    def _kept(self, kind: Kind, table: Records, names: Mapping[int, str]) -> NDArray[np.bool_]:
+    def _kept(self, kind: int, table: Records, names: Mapping[int, str]) -> NDArray[np.bool_]:
         keep = np.ones(len(table), dtype=bool)
         step = table[:, STEP_WORDS[kind]] if kind in STEP_WORDS else None
         request = table[:, REQUEST_WORDS[kind]] if kind in REQUEST_WORDS else None

@@ -94,12 +94,7 @@ EVENTS = Table(
         Column("count", INT, "calls", "quiet: calls that are one record"),
         Column("least_ns", INT, "ns", "quiet: the shortest of them"),
         Column("most_ns", INT, "ns", "quiet: the longest of them"),
-        Column(
-            "bytes",
-            INT,
-            "bytes",
-            "effect: in files that the call wrote; outside: grown, or sent",
-        ),
+        Column("bytes", INT, "bytes", "effect: in files that the call wrote; outside: grown, or sent"),
         Column("files", INT, "", "effect: files that the call opened for writing"),
         Column("errors", INT, "", "outside: connections refused, files that are gone"),
         Column("device_ns", INT, "ns", "device: time between the events on the device"),

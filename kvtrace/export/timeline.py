@@ -8,33 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvtrace.export.events import MODES
+from kvtrace.export.events import MODES, SKIPS, WAYS, flag_words
 from kvtrace.export.frame import shown
 from kvtrace.export.lives import Entry, Life, lives
-from kvtrace.export.parts import Progress, silent
 from kvtrace.export.run import Opened, Process
 from kvtrace.export.trace_file import Sequence as Events
-from kvtrace.export.trace_file import TraceFile, Value, Values
+from kvtrace.export.trace_file import TraceFile, Value, Values, Written
+from kvtrace.ledger import Progress, unwatched
 from kvtrace.ledger.model import Worker
 from kvtrace.trace import hooks, ops, rows
-from kvtrace.trace.format import DETAIL_IS_OP, STEP_MASK, STEP_SHIFT, Dispatch, Flag, Kind, Role, Skip, Way
+from kvtrace.trace.format import DETAIL_IS_OP, STEP_MASK, STEP_SHIFT, Dispatch, Flag, Kind, Role
 from kvtrace.trace.reader import Records
 
 Names = Mapping[int, str]
 _FIRST_SEQUENCE = 2
 _HOOKS, _REQUESTS, _OUTSIDE, _TOKENS = "connector hooks", "requests", "files and peers", "tokens per step"
-_SKIPS = {int(skip): skip.name for skip in Skip}
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a timeline holds. ``ended``: of the flows, those that arrived."""
-
-    tracks: int
-    slices: int
-    instants: int
-    flows: int
-    ended: int
 
 
 class Call(NamedTuple):
@@ -48,7 +36,7 @@ class Call(NamedTuple):
     ending: tuple[int, ...] = ()
 
 
-def write_perfetto(run: Opened, path: Path, progress: Progress = silent) -> Written:
+def write_perfetto(run: Opened, path: Path, progress: Progress = unwatched) -> Written:
     """Writes the timeline of a run to a new file.
 
     Raises:
@@ -68,7 +56,7 @@ def write_perfetto(run: Opened, path: Path, progress: Progress = silent) -> Writ
         ]
         before = 0
         for number, process in enumerate(run.processes):
-            events = out.sequence(_FIRST_SEQUENCE + number)
+            events = Events(out, _FIRST_SEQUENCE + number)
             writer = _Writer(process, process.shift_ns - clock, tracks[number], events, flows)
             for chunk, names, read in run.chunks(process):
                 writer.add(chunk, names)
@@ -77,7 +65,7 @@ def write_perfetto(run: Opened, path: Path, progress: Progress = silent) -> Writ
                 if life.process is process:
                     _write_life(life, writer, flows)
             before += process.size
-        return Written(sum(one.count for one in tracks), out.slices, out.instants, out.flows, out.ended)
+        return out.written
 
 
 def _pids(processes: Sequence[Process]) -> list[int]:
@@ -98,14 +86,11 @@ class _Tracks:
         self._out, self._pid = out, pid
         self._process = out.process(pid, shown(process.name) or "process")
         self._known: dict[tuple[Any, ...], int] = {}
-        self.count = 1
 
     def get(self, key: tuple[Any, ...]) -> int:
-        found = self._known.get(key)
-        if found is None:
-            self.count += 1
-            found = self._known[key] = self._made(key)
-        return found
+        if key not in self._known:
+            self._known[key] = self._made(key)
+        return self._known[key]
 
     def _made(self, key: tuple[Any, ...]) -> int:
         match key:
@@ -191,11 +176,6 @@ def _name(names: Names, ident: int) -> str:
     return shown(names.get(ident, "")) or ""
 
 
-def _marks(head: int) -> str:
-    flags = rows.flags(head)
-    return " ".join(flag.name.lower() for flag in Flag if flags & flag)
-
-
 def _thread(head: int) -> tuple[Any, ...]:
     return "thread", rows.thread(head)
 
@@ -212,7 +192,7 @@ def _hook(row: rows.HookCall, names: Names, writer: _Writer) -> Call:
         slots=row.slots,
         entries=row.entries,
         connector=rows.detail(row.head),
-        flags=_marks(row.head),
+        flags=flag_words(rows.flags(row.head)),
         error=_name(names, row.extra) if raised else None,
     )
     ending = writer.flows.ending(row, writer.process)
@@ -225,9 +205,9 @@ def _op(row: rows.OpCall, names: Names, writer: _Writer) -> Call:
         step=row.step & STEP_MASK or None,
         tokens=row.tokens,
         mode=MODES.get(row.mode),
-        skip=_SKIPS.get(row.skip),
+        skip=SKIPS.get(row.skip),
         direct=True if rows.detail(row.head) == Dispatch.DIRECT else None,
-        flags=_marks(row.head),
+        flags=flag_words(rows.flags(row.head)),
     )
     name = ops.name_of(rows.code(row.head)) or f"op {rows.code(row.head)}"
     return Call(row.t0, max(row.t0, row.t1), _thread(row.head), name, values)
@@ -252,7 +232,7 @@ def _exec(row: rows.Execution, names: Names, writer: _Writer) -> Call:
         requests=row.requests,
         mode=MODES.get(row.mode),
         padded=row.padded or None,
-        flags=_marks(row.head),
+        flags=flag_words(rows.flags(row.head)),
     )
     return Call(row.t0, max(row.t0, row.t1), _thread(row.head), "execute_model", values)
 
@@ -284,8 +264,7 @@ def _effect(row: rows.Effect, names: Names, writer: _Writer) -> None:
 
 
 def _outside(row: rows.Outside, names: Names, writer: _Writer) -> None:
-    ways = {int(way): way.name.lower().replace("_", " ") for way in Way}
-    way = ways.get(rows.code(row.head), "unknown way")
+    way = WAYS.get(rows.code(row.head), "unknown way")
     values = _values(bytes=row.bytes, errors=row.errors, step=row.step & STEP_MASK or None)
     writer.instant((_OUTSIDE,), row.t, way, values)
 

@@ -7,6 +7,7 @@ with the published schema. https://perfetto.dev/docs/reference/synthetic-track-e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from kvtrace.export.protobuf import block, fixed64, number, text
@@ -14,15 +15,8 @@ from kvtrace.export.protobuf import block, fixed64, number, text
 # Trace
 _PACKET = 1
 # TracePacket
-_CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _SEQUENCE_FLAGS, _TRACK = (
-    6,
-    8,
-    10,
-    11,
-    12,
-    13,
-    60,
-)
+_CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT = 6, 8, 10, 11
+_INTERNED, _SEQUENCE_FLAGS, _TRACK = 12, 13, 60
 _CLEARED, _NEEDED = 1, 2  # of its sequence_flags
 # ClockSnapshot and its Clock
 _CLOCKS, _CLOCK_ID, _CLOCK_TIME = 1, 1, 2
@@ -47,13 +41,23 @@ _FIRST_EVENT = 1 << 32
 """Number of the first track that is no process's."""
 
 
+@dataclass
+class Written:
+    """What a timeline holds. ``ended``: of the flows, those that arrived."""
+
+    tracks: int = 0
+    slices: int = 0
+    instants: int = 0
+    flows: int = 0
+    ended: int = 0
+
+
 class TraceFile:
     """Writes packets to a binary file. Times are nanoseconds of one clock, for all of them."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._tracks = _FIRST_EVENT
-        self.slices = self.instants = self.flows = self.ended = 0
+        self.written = Written()
 
     def clocks(self, t: int, wall_ns: int) -> None:
         """Says that time `t` was that wall time."""
@@ -61,7 +65,7 @@ class TraceFile:
         snapshot = b"".join(
             block(_CLOCKS, number(_CLOCK_ID, clock) + number(_CLOCK_TIME, value)) for clock, value in pairs
         )
-        self._packet(number(_TIMESTAMP, t) + block(_CLOCK_SNAPSHOT, snapshot) + number(_SEQUENCE, 1))
+        self.packet(number(_TIMESTAMP, t) + block(_CLOCK_SNAPSHOT, snapshot) + number(_SEQUENCE, 1))
 
     def process(self, pid: int, name: str) -> int:
         """A track of a process; its number."""
@@ -81,28 +85,25 @@ class TraceFile:
         return self._track(block(_COUNTER, text(_UNIT_NAME, unit)), name, parent)
 
     def _track(self, kind: bytes, name: str, parent: int) -> int:
-        self._tracks += 1
-        body = number(_UUID, self._tracks) + kind
+        self.written.tracks += 1
+        ident = _FIRST_EVENT + self.written.tracks
+        body = number(_UUID, ident) + kind
         if name:
             body += text(_NAME, name)
         if parent:
             body += number(_PARENT, parent)
-        self._packet(block(_TRACK, body) + number(_SEQUENCE, 1))
-        return self._tracks
+        self.packet(block(_TRACK, body) + number(_SEQUENCE, 1))
+        return ident
 
-    def sequence(self, ident: int) -> Sequence:
-        """Events of one source; `ident` is above 1 and its own."""
-        return Sequence(self, ident)
-
-    def _packet(self, body: bytes) -> None:
+    def packet(self, body: bytes) -> None:
         self._file.write(block(_PACKET, body))
-
-    def write(self, body: bytes) -> None:
-        self._packet(body)
 
 
 class Sequence:
-    """The events of one source: names, keys and texts are written once, and numbered."""
+    """The events of one source: names, keys and texts are written once, and numbered.
+
+    `ident` is above 1 and its own.
+    """
 
     def __init__(self, file: TraceFile, ident: int) -> None:
         self._file = file
@@ -115,8 +116,8 @@ class Sequence:
         """A slice begins; `ending`: numbers of flows that end in it."""
         flows = b"".join(fixed64(_ENDING_FLOWS, flow) for flow in ending)
         self._event(t, _BEGIN, track, self._named(name, values) + flows)
-        self._file.slices += 1
-        self._file.ended += len(flows) // _FLOW_BYTES
+        self._file.written.slices += 1
+        self._file.written.ended += len(flows) // _FLOW_BYTES
 
     def end(self, track: int, t: int) -> None:
         """The innermost open slice of a track ends."""
@@ -126,8 +127,8 @@ class Sequence:
         """A moment; `flows`: numbers of flows that begin in it."""
         starting = b"".join(fixed64(_FLOWS, flow) for flow in flows)
         self._event(t, _INSTANT, track, self._named(name, values) + starting)
-        self._file.instants += 1
-        self._file.flows += len(starting) // _FLOW_BYTES
+        self._file.written.instants += 1
+        self._file.written.flows += len(starting) // _FLOW_BYTES
 
     def count(self, track: int, t: int, value: int) -> None:
         """A counter's value from here on."""
@@ -162,4 +163,4 @@ class Sequence:
             self._new.clear()
         flags = _NEEDED if self._begun else _CLEARED | _NEEDED
         self._begun = True
-        self._file.write(body + number(_SEQUENCE_FLAGS, flags))
+        self._file.packet(body + number(_SEQUENCE_FLAGS, flags))

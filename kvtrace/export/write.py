@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import TypeAlias
 
 from kvtrace.errors import KvtraceError
-from kvtrace.export.folder import into_file, into_folder
-from kvtrace.export.parts import Progress, silent
+from kvtrace.export.folder import Output, into_file, into_folder
 from kvtrace.export.run import Opened
+from kvtrace.ledger import Progress
 from kvtrace.words import count, plural, size
+
+_Write: TypeAlias = Callable[[Opened, Output, Progress], dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class Target:
 
     run: Opened
     place: Path
-    force: bool = False
-    progress: Progress = silent
+    force: bool
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -67,23 +70,20 @@ def _perfetto(target: Target) -> str:
 def _csv(target: Target) -> str:
     from kvtrace.export.csv_files import write_csv
 
-    counts = into_folder(
-        target.place, target.force, lambda output: write_csv(target.run, output, target.progress)
-    )
-    return f"{target.place}/: {_tables(counts)}"
+    return _tables(target, write_csv)
 
 
 def _parquet(target: Target) -> str:
     from kvtrace.export.parquet_files import write_parquet
 
+    return _tables(target, write_parquet)
+
+
+def _tables(target: Target, write: _Write) -> str:
     counts = into_folder(
-        target.place, target.force, lambda output: write_parquet(target.run, output, target.progress)
+        target.place, target.force, lambda output: write(target.run, output, target.progress)
     )
-    return f"{target.place}/: {_tables(counts)}"
-
-
-def _tables(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count(rows)}" for name, rows in counts.items()) + " rows"
+    return f"{target.place}/: {', '.join(f'{name} {count(rows)}' for name, rows in counts.items())} rows"
 
 
 FORMATS = (

@@ -16,6 +16,7 @@ from kvtrace.gate.outcome import Check, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
 from kvtrace.gate.shares import DECODE, kept, shares, without
+from kvtrace.grouped import grouped
 from kvtrace.report.model import Report
 from kvtrace.terms import FAULT, KEPT, LOADED, LOCAL_HIT, NOTE, cause_of
 from kvtrace.trace.targets import other_id
@@ -52,14 +53,13 @@ class _Held:
         return self.file.baseline
 
 
-def compare(report: Report, file: BaselineFile, rules: Rules) -> list[Check]:
+def compare(report: Report, file: BaselineFile, rules: Rules, findings: Findings) -> list[Check]:
     """Every line of the baseline, and what it has come to in this report.
 
     Step counts, times and the traffic's size are not looked at. Where the baseline's share of a hook is
     1, the run's has to be 1; other shares may be worse by the tolerance of `rules`.
     """
-    known = {one["id"]: one["severity"] for one in file.baseline["findings"]}
-    held = _Held(report, file, rules, Findings(report, known))
+    held = _Held(report, file, rules, findings)
     parts = (_engines, _coverage, _saves, _loads, _found, _targets)
     return [replace(check, source=file.path) for part in parts for check in part(held)]
 
@@ -92,7 +92,8 @@ def _engines(held: _Held) -> list[Check]:
     for number, shape in enumerate(wanted):
         line = held.file.line(shape)
         if number < len(seen):
-            checks += [replace(one, line=line) for one in _engine(shape, seen[number], held.findings)]
+            differ = (part(shape, seen[number], held.findings) for part in (_wiring, _workers))
+            checks += [replace(one, line=line) for part in differ for one in part]
         else:
             checks.append(
                 Check(
@@ -111,10 +112,6 @@ def _engine_words(shape: EngineShape) -> str:
     ranks = len(shape["ranks"])
     who = shape["connector"] or "no connector"
     return f"{who}, {plural(ranks, 'rank')}, {plural(shape['kv_layers'], 'KV layer')}"
-
-
-def _engine(want: EngineShape, have: EngineShape, findings: Findings) -> list[Check]:
-    return [*_wiring(want, have, findings), *_workers(want, have, findings)]
 
 
 def _wiring(want: EngineShape, have: EngineShape, findings: Findings) -> list[Check]:
@@ -168,11 +165,8 @@ def _coverage(held: _Held) -> list[Check]:
         for check in (*_called(row, seen, held), *_working(row, seen, held.findings)):
             checks.append(replace(check, line=line))
     known = {(subject(row)[1], row.get("layers")) for row in rows}
-    fresh: dict[tuple[str, str | None], list[Cell]] = {}
-    for cell in seen:
-        if cell.fired and (cell.name, cell.group) not in known:
-            fresh.setdefault((cell.name, cell.group), []).append(cell)
-    for (name, group), members in fresh.items():
+    fresh = [cell for cell in seen if cell.fired and (cell.name, cell.group) not in known]
+    for (name, group), members in grouped(fresh, lambda cell: (cell.name, cell.group)):
         if members[0].what == "op" or all(cell.share >= 1.0 for cell in members):
             share, text = min(cell.share for cell in members), "not in the baseline"
             checks.append(Check("coverage", name, "changed", None, share, layers=group or "", text=text))

@@ -68,7 +68,6 @@ def _read(path: Path, needed: bool) -> Rules | None:
         if not needed:
             return None
         raise GateError("not TOML (not UTF-8 text)", shown) from None
-    pyproject = path.name == PYPROJECT
     if not needed and not _OURS.search(text):
         return None
     parser = _parser(shown)
@@ -76,7 +75,7 @@ def _read(path: Path, needed: bool) -> Rules | None:
         document: dict[str, Any] = parser.loads(text)
     except (ValueError, RecursionError) as error:
         raise GateError("not TOML", shown, str(error)[:200]) from None
-    if pyproject:
+    if path.name == PYPROJECT:
         tool = document.get("tool")
         section: object = tool.get("kvtrace") if isinstance(tool, dict) else None
         place = f"{shown} [tool.kvtrace.check]"
@@ -94,12 +93,10 @@ def _read(path: Path, needed: bool) -> Rules | None:
             raise GateError("no rules in this file", shown, f"write them into {place[len(shown) + 1 :]}")
         return None
     rules = from_table(section["check"], place)
-    if rules.baseline is not None:
-        # a path in a configuration is meant from where that file is
-        base = Path(os.path.expanduser(rules.baseline))
-        base = base if base.is_absolute() else path.parent / base
-        rules = replace(rules, baseline=_shown(base))
-    return rules
+    if rules.baseline is None:
+        return rules
+    # a path in a configuration is meant from where that file is
+    return replace(rules, baseline=_shown(path.parent / os.path.expanduser(rules.baseline)))
 
 
 def _parser(shown: str) -> Any:

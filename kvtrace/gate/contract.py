@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from kvtrace.gate.cells import EVERY_STEP, Cell, cells
+from kvtrace.gate.cells import EVERY_STEP, Cell, by_layers, cells
 from kvtrace.gate.explain import worst
 from kvtrace.gate.layers import ranges
 from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError, HookRow, OpRow, Traffic
 from kvtrace.gate.shares import shares
+from kvtrace.grouped import grouped
 from kvtrace.report.model import Engine, Ledger, Report
 from kvtrace.terms import outcome_order
 
@@ -96,40 +97,27 @@ def rounded(share: float) -> float:
 
 
 def _rows(found: list[Cell]) -> list[CoverageRow]:
-    groups: dict[tuple[str, str | None], list[Cell]] = {}
-    for cell in found:
-        if cell.eligible:
-            groups.setdefault((cell.name, cell.group), []).append(cell)
+    due = [cell for cell in found if cell.eligible]
     rows: list[CoverageRow] = []
-    for (name, group), members in groups.items():
-        if members[0].what == "hook" and name not in EVERY_STEP and not _always(members):
+    for (name, group), members in grouped(due, lambda cell: (cell.name, cell.group)):
+        always = all(cell.fired >= cell.eligible > 1 for cell in members)
+        if members[0].what == "hook" and name not in EVERY_STEP and not always:
             continue  # called when there is a reason for it: how often depends on the traffic
         rows += _split(name, group, members)
     return rows
 
 
-def _always(members: Iterable[Cell]) -> bool:
-    return all(cell.fired >= cell.eligible > 1 for cell in members)
-
-
 def _split(name: str, group: str | None, members: list[Cell]) -> list[CoverageRow]:
     """One row where all layers and ranks saw the same, else one for each kind of layers (and ranks)."""
     every = frozenset(cell.index for cell in members)
-    kinds: dict[bool | None, list[Cell]] = {}  # complete, never called, or between
-    for cell in members:
-        share = rounded(cell.share)
-        kinds.setdefault(bool(share) if share in (0.0, 1.0) else None, []).append(cell)
+    # complete, never called, or between
+    kinds = grouped(members, lambda cell: share if (share := rounded(cell.share)) in (0.0, 1.0) else None)
     rows = []
-    for alike in kinds.values():
-        of_rank: dict[int | None, set[str]] = {}
-        for cell in alike:
-            of_rank.setdefault(cell.rank, set()).add(cell.index)
-        sets: dict[frozenset[str], list[int | None]] = {}
-        for rank, indices in of_rank.items():
-            sets.setdefault(frozenset(indices), []).append(rank)
-        all_ranks = {cell.rank for cell in members} == set(of_rank) and len(sets) == 1
+    for _, alike in kinds:
+        sets = by_layers(alike)
+        all_ranks = len(sets) == 1 and {cell.rank for cell in members} == {cell.rank for cell in alike}
         if len(kinds) == 1:  # pipeline-parallel ranks have different layers: no difference
-            sets, all_ranks = {every: list(of_rank)}, True
+            sets, all_ranks = {every: []}, True
         for chosen, ranks in sets.items():
             row: dict[str, Any] = {members[0].what: name}
             if group is not None:

@@ -10,6 +10,7 @@ from kvtrace.gate.contract import rounded
 from kvtrace.gate.layers import spelled, within
 from kvtrace.gate.model import CoverageRow, subject
 from kvtrace.gate.outcome import Check
+from kvtrace.grouped import grouped
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,8 @@ def matching(row: CoverageRow, cells: Iterable[Cell]) -> list[Cell]:
 def shortfalls(cells: list[Cell], falls_short: Callable[[Cell], bool]) -> list[Short]:
     """The cells for which `falls_short` holds, as few groups as their layers and ranks allow."""
     out: list[Short] = []
-    for group in dict.fromkeys(cell.group for cell in cells):
-        members = [cell for cell in cells if cell.group == group]
-        by_share: dict[float, list[Cell]] = {}
-        for cell in members:
-            if falls_short(cell):
-                by_share.setdefault(rounded(cell.share), []).append(cell)
-        for share, bad in by_share.items():
+    for group, members in grouped(cells, lambda cell: cell.group):
+        for share, bad in grouped(filter(falls_short, members), lambda cell: rounded(cell.share)):
             for indices, ranks in by_layers(bad).items():
                 everywhere = set(ranks) == {cell.rank for cell in members}
                 for rank in [None] if everywhere else ranks:

@@ -12,7 +12,7 @@ from kvtrace.gate.contract import rounded
 from kvtrace.gate.explain import worst
 from kvtrace.gate.limits import limits_of
 from kvtrace.gate.outcome import Change, Difference, Value
-from kvtrace.gate.shares import DECODE, grade_of_saved, shares, without
+from kvtrace.gate.shares import DECODE, grade_of, shares, without
 from kvtrace.report.model import Engine, Finding, Ledger, Report
 from kvtrace.terms import FAULT, KEPT, LOCAL_HIT, NOTE, PENDING, severity_order
 
@@ -173,13 +173,11 @@ def _coverage(a: list[Cell], b: list[Cell]) -> list[Change]:
     changes = []
     for key in dict.fromkeys([*before, *after]):
         was, now = before.get(key), after.get(key)
-        if was == now or (
-            was is not None and now is not None and abs(was - now) < _EPSILON and (was < 1) == (now < 1)
-        ):
-            continue
         if (was or 0.0) == (now or 0.0):
-            continue  # never called in one run, not listed in the other
-        text = "" if was is not None and now is not None else "only in A" if now is None else "only in B"
+            continue  # or never called in one run, not listed in the other
+        text = "only in A" if now is None else "only in B" if was is None else ""
+        if was is not None and now is not None and abs(was - now) < _EPSILON and (was < 1) == (now < 1):
+            continue
         verdict: Any = "better" if (now or 0.0) > (was or 0.0) else "worse"
         changes.append(Change(key[1], was, now, "share", layers=key[2], verdict=verdict, text=text))
     return changes
@@ -221,7 +219,7 @@ def _ledger(a: Ledger, b: Ledger, leave_out: str = "") -> list[Change]:
         if name in (LOCAL_HIT, PENDING):
             up = down = ""
         changes.append(Change(name, was, now, "share", verdict=up if now > was else down))
-    grades = grade_of_saved(a), grade_of_saved(b)
+    grades = grade_of(a), grade_of(b)
     if all(grades) and grades[0] != grades[1]:
         changes.append(Change("grade of what was saved", *grades))
     elif not all(grades) and a["trust"] != b["trust"]:

@@ -16,7 +16,7 @@ from kvtrace.gate.model import Traffic
 from kvtrace.gate.outcome import Check, Outcome, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
-from kvtrace.gate.shares import grade_of_saved, saved_of_offered, shares
+from kvtrace.gate.shares import grade_of, saved_of_offered, shares
 from kvtrace.report.model import Report
 from kvtrace.terms import FAULT
 from kvtrace.trace import hooks
@@ -34,7 +34,7 @@ def judge(report: Report, where: str, baseline: BaselineFile | None, rules: Rule
     asked: list[str] = []
     if baseline is not None:
         asked.append(f"baseline {baseline.path}")
-        checks += compare(report, baseline, rules)
+        checks += compare(report, baseline, rules, findings)
     if rules.any:
         asked += _words(rules)
         checks += _rules(report, findings, rules)
@@ -117,14 +117,8 @@ def _rules(report: Report, findings: Findings, rules: Rules) -> list[Check]:
 def _forbidden(report: Report, cause: str, allowed: Collection[str]) -> list[Check]:
     found = [
         Check(
-            "rule",
-            one["id"],
-            "failed",
-            "forbidden",
-            one["severity"],
-            "text",
-            text=one["title"],
-            cause=one["id"],
+            "rule", one["id"], "failed", "forbidden", one["severity"], "text",
+            text=one["title"], cause=one["id"],
         )
         for one in report["findings"]
         if one["id"] == cause or (cause == FAULT == one["severity"] and one["id"] not in allowed)
@@ -146,7 +140,7 @@ def _saved(report: Report, findings: Findings, least: float) -> Check:
     ledger = report["ledger"]["saves"]
     share = saved_of_offered(ledger)
     good = share is not None and share + 1e-9 >= least
-    grade = grade_of_saved(ledger)
+    grade = grade_of(ledger)
     return Check(
         "rule", "tokens saved", "passed" if good else "failed", least, share,
         text="no token was computed in this run" if share is None else "; ".join(
@@ -161,11 +155,10 @@ def _saved(report: Report, findings: Findings, least: float) -> Check:
 
 
 def _default(report: Report, findings: Findings, rules: Rules) -> list[Check]:
-    checks: list[Check] = []
+    checks = []
     for one in report["findings"]:
-        bad = one["severity"] == FAULT and one["id"] not in rules.allow
-        state: State = "failed" if bad else "passed"
-        cause = one["id"] if bad else None
+        cause = one["id"] if one["severity"] == FAULT and one["id"] not in rules.allow else None
+        state: State = "failed" if cause else "passed"
         checks.append(
             Check("finding", one["id"], state, None, one["severity"], "text", text=one["title"], cause=cause)
         )
@@ -179,15 +172,8 @@ def _layers_hooked(report: Report, cause: str | None) -> list[Check]:
         text = "no KV layer was seen in this run"
         remedy = "did the engine come up, and its workers under kvtrace run?"
         return [Check("coverage", _LAYER_HOOK, "failed", 1.0, text=text, cause=cause, remedy=remedy)]
-    checks = [too_few(one, _LAYER_HOOK, 1.0, cause, _COVERAGE) for one in shortfalls(matched, _never)]
-    for one in shortfalls(matched, _partly):
+    never = shortfalls(matched, lambda cell: cell.fired == 0)
+    checks = [too_few(one, _LAYER_HOOK, 1.0, cause, _COVERAGE) for one in never]
+    for one in shortfalls(matched, lambda cell: cell.fired > 0 and cell.share < 1.0):
         checks.append(replace(too_few(one, _LAYER_HOOK, 1.0, None, _COVERAGE), state="changed"))
     return checks or [Check("coverage", _LAYER_HOOK, "passed", 1.0, 1.0, text="every KV layer hooked")]
-
-
-def _never(cell: Cell) -> bool:
-    return cell.fired == 0
-
-
-def _partly(cell: Cell) -> bool:
-    return cell.fired > 0 and cell.share < 1.0

@@ -31,27 +31,16 @@ def ranges(indices: Iterable[str]) -> list[str]:
         else:
             runs.append([number, number])
     shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    several = sorted((one for one in unique if not one.isdigit()), key=_several)
-    return shown + several
-
-
-def _several(index: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in index.split(".") if part.isdigit())
+    several = (one for one in unique if not one.isdigit())
+    return shown + sorted(several, key=lambda one: [int(part) for part in one.split(".") if part.isdigit()])
 
 
 def within(index: str, spans: Iterable[str]) -> bool:
     """True where `index` is in one of the spans that :func:`ranges` made."""
     for span in spans:
-        if index == span:
-            return True
-        low, dash, high = span.partition("-")
-        if (
-            dash
-            and index.isdigit()
-            and low.isdigit()
-            and high.isdigit()
-            and int(low) <= int(index) <= int(high)
-        ):
+        low, _, high = span.partition("-")
+        numbers = all(part.isdigit() for part in (index, low, high))
+        if index == span or (numbers and int(low) <= int(index) <= int(high)):
             return True
     return False
 

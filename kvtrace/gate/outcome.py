@@ -106,7 +106,7 @@ class Change:
     after: Value
     unit: Unit = "text"
     layers: str = ""
-    verdict: Literal["better", "worse", "same", ""] = ""
+    verdict: Literal["better", "worse", ""] = ""
     text: str = ""
 
 
@@ -116,21 +116,20 @@ class Difference:
 
     a: str
     b: str
-    settings: list[Change] = field(default_factory=list)
-    targets: list[Change] = field(default_factory=list)
-    coverage: list[Change] = field(default_factory=list)
-    saves: list[Change] = field(default_factory=list)
-    loads: list[Change] = field(default_factory=list)
-    findings: list[Change] = field(default_factory=list)
-    verdicts: tuple[str, str] = ("", "")
-    limits: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    settings: list[Change]
+    targets: list[Change]
+    coverage: list[Change]
+    saves: list[Change]
+    loads: list[Change]
+    findings: list[Change]
+    verdicts: tuple[str, str]
+    limits: tuple[list[str], list[str]]
     """What the report of each cannot say."""
 
     @property
     def empty(self) -> bool:
-        return not (
-            self.settings or self.targets or self.coverage or self.saves or self.loads or self.findings
-        )
+        parts = (self.settings, self.targets, self.coverage, self.saves, self.loads, self.findings)
+        return not any(parts)
 
     def document(self) -> dict[str, Any]:
         """As JSON: every change, part by part."""

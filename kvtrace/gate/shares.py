@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from kvtrace.report.model import Ledger
 from kvtrace.terms import LOADED, LOCAL_HIT, SAVED
+
+if TYPE_CHECKING:
+    from kvtrace.report.model import Ledger
 
 DECODE = "not-saved:decode-not-offered"
 
@@ -39,9 +42,9 @@ def kept(part: Mapping[str, float]) -> float:
     return rest.get(SAVED, 0.0) + rest.get(LOADED, 0.0)
 
 
-def grade_of_saved(ledger: Ledger) -> str:
-    """How well it is seen that the saved tokens were: the least grade of them, "" where no report says."""
-    grades = ledger.get("grades", {}).get(SAVED, {})
+def grade_of(ledger: Ledger, outcome: str = SAVED) -> str:
+    """How well it is seen that tokens had an outcome: the least grade of them, "" where no report says."""
+    grades = ledger.get("grades", {}).get(outcome, {})
     return ([grade for grade, n in grades.items() if n] or [""])[-1]  # they are listed the best first
 
 

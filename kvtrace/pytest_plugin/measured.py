@@ -19,7 +19,5 @@ class Measured(float):
     def __repr__(self) -> str:
         return f"{float(self):.10g}"
 
-    __hash__ = float.__hash__
-
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
         return float, (float(self),)  # the reason stays with the report

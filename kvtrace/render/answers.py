@@ -3,14 +3,17 @@ hooks, prefix cache, CUDA graphs), what was loaded. In the terms of vLLM alone."
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvtrace.gate.layers import index_of
+from kvtrace.gate.lost import least_saved
 from kvtrace.gate.mute import may_hide_work
+from kvtrace.gate.shares import grade_of, whole
+from kvtrace.grouped import grouped
 from kvtrace.labels import label
-from kvtrace.render.layout import clean, names
-from kvtrace.terms import LOADED, NOT_OBSERVED, PENDING, SAVED
-from kvtrace.words import count, listed, peer, percent, plural, size
+from kvtrace.render.layout import names
+from kvtrace.terms import LOADED, NOT_OBSERVED, PENDING, SAVED, outcome_order
+from kvtrace.words import clean, count, listed, peer, percent, plural, size
 
 if TYPE_CHECKING:
     from kvtrace.report.model import Engine, HookRow, Ledger, OpRow, Place, Report
@@ -54,11 +57,9 @@ def _nothing(report: Report) -> str:
 
 def _together(places: list[Place]) -> list[Place]:
     """Segments of shared memory in one folder are one place, as its files are of a directory."""
-    folders: dict[str, list[Place]] = {}
-    for one in places:
-        if one["kind"] == "shared memory":
-            folders.setdefault(one["name"].rpartition("/")[0], []).append(one)
-    several = {folder: inside for folder, inside in folders.items() if folder and len(inside) > 1}
+    segments = [one for one in places if one["kind"] == "shared memory"]
+    folders = grouped(segments, lambda one: one["name"].rpartition("/")[0])
+    several = {folder: inside for folder, inside in folders if folder and len(inside) > 1}
     found: list[Place] = [
         {
             "kind": "directory",
@@ -146,13 +147,14 @@ def _direct(rows: list[OpRow], ran: int) -> str:
 def saving(report: Report) -> str:
     """``save_kv_layer was called in all 560, with something to save in 16``."""
     parts: list[str] = []
+    elsewhere = any(one["id"] == "saves-elsewhere" for one in report["findings"])
     for hook in (_SAVE_LAYER, _WAIT_SAVE):
         rows = [row for row in report["coverage"]["hooks"] if row["hook"] == hook]
         due, fired = sum(row["eligible"] for row in rows), sum(row["fired"] for row in rows)
         work = sum(row["with_work"] for row in rows)
         if not due:
             continue
-        if hook == _WAIT_SAVE and (parts and not _elsewhere(report)):
+        if hook == _WAIT_SAVE and parts and not elsewhere:
             continue
         if may_hide_work(report):  # the connector's metadata does not say all of it
             did = (
@@ -162,10 +164,6 @@ def saving(report: Report) -> str:
             did = f"{count(work)} of them with KV to save" if work else "never with KV to save"
         parts.append(f"{hook} was called {count(fired)} of {count(due)} times, {did}{_missing(rows)}")
     return "; ".join(parts)
-
-
-def _elsewhere(report: Report) -> bool:
-    return any(one["id"] == "saves-elsewhere" for one in report["findings"])
 
 
 def _missing(rows: list[OpRow] | list[HookRow]) -> str:
@@ -188,14 +186,10 @@ def layer_name(layer: str) -> str:
 
 def uneven(report: Report) -> str:
     """Where KV was saved in some layers or on some ranks alone: ``0 prompt tokens saved in layer 3, ...``."""
-    rows = report.get("layers", [])
-    if not rows:
+    worst, layers, ranks = least_saved(report)
+    if not worst:
         return ""
-    least, engine = rows[0]["tokens"], rows[0]["engine"]
-    worst = [row for row in rows if row["tokens"] == least and row["engine"] == engine]
-    layers = list(dict.fromkeys(row["layer"] for row in worst))
-    ranks = sorted({row["rank"] for row in worst})
-    of = next((one for one in report["run"]["engines"] if one["tag"] == engine), None)
+    of = next((one for one in report["run"]["engines"] if one["tag"] == worst[0]["engine"]), None)
     every_layer, every_rank = (of["kv_layers"], len(of["ranks"])) if of else (0, 0)
     if len(worst) != len(layers) * len(ranks) or (len(layers) < every_layer and len(ranks) < every_rank):
         first = f"{layer_name(worst[0]['layer'])}, rank {worst[0]['rank']}"
@@ -205,7 +199,8 @@ def uneven(report: Report) -> str:
         where = listed((f"rank {rank}" for rank in ranks), 3)
     else:
         where = listed(map(layer_name, layers), 2)
-    return f"{plural(least, 'prompt token')} saved in {where}; elsewhere {count(rows[0]['most'])}."
+    amount, most = plural(worst[0]["tokens"], "prompt token"), count(worst[0]["most"])
+    return f"{amount} saved in {where}; elsewhere {most}."
 
 
 def generated(report: Report) -> str:
@@ -247,4 +242,25 @@ def loaded(report: Report) -> str:
 
 def tokens_of(ledger: Ledger, name: str) -> int:
     """Whole tokens with one outcome (older reports have parts of them)."""
-    return round(ledger["tokens"].get(name, ledger["accounts"].get(name, 0) / (ledger["pairs"] or 1)))
+    return round(whole(ledger, name))
+
+
+class OutcomeRow(NamedTuple):
+    """What tokens of a ledger had: the share is of its tokens, the grade the least of them."""
+
+    name: str
+    tokens: float
+    share: float
+    grade: str
+
+
+def outcomes(ledger: Ledger) -> list[OutcomeRow]:
+    """The outcomes that any token had: what went well first, then the largest loss."""
+    accounts, total = ledger["accounts"], ledger["total_tokens"]
+    present = [name for name in accounts if accounts[name]]
+    rows = []
+    for name in sorted(present, key=lambda name: (outcome_order(name), -accounts[name], name)):
+        tokens = whole(ledger, name)
+        share = min(tokens / total if total else accounts[name] / ledger["total"], 1.0)
+        rows.append(OutcomeRow(name, tokens, share, clean(grade_of(ledger, name), 20)))
+    return rows

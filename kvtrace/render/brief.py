@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvtrace.gate.shares import grade_of
+from kvtrace.grouped import grouped
 from kvtrace.labels import OUTCOMES, label
 from kvtrace.render import answers
 from kvtrace.render.answers import tokens_of
-from kvtrace.render.layout import clean
 from kvtrace.render.page import (
     Badge,
     Code,
@@ -32,15 +33,15 @@ from kvtrace.render.report import (
     SEVERITY_STYLES,
     connector_facts,
     counts,
-    grade_of,
-    grouped,
     next_command,
     parallel_facts,
+    report_page,
     state_lines,
+    version,
 )
 from kvtrace.render.terminal import height, terminal
 from kvtrace.terms import FAULT, KEPT, NOTE, SAVED, Stage, outcome_order, severity_word
-from kvtrace.words import count, percent, plural
+from kvtrace.words import clean, count, percent, plural
 
 if TYPE_CHECKING:
     from kvtrace.report.model import Finding, Report
@@ -93,6 +94,13 @@ _ROOMS = (
 """From the most that is said to the least."""
 
 
+def explained_text(report: Report, screen: Screen, source: str, traced: str | None, detail: int) -> str:
+    """One screen (`detail` 0); with the evidence (1); all that the report holds (2)."""
+    if not detail:
+        return brief_text(report, screen, source, traced)
+    return terminal(report_page(report, source, traced, whole=detail > 1), screen)
+
+
 def brief_text(report: Report, screen: Screen, source: str | None = None, traced: str | None = None) -> str:
     """The short page as text: the fullest that fits the rows of a screen, at its width."""
     text = ""
@@ -140,8 +148,7 @@ def _head(report: Report) -> Iterator[list[str]]:
     if len(kinds) > _MAX_ENGINES:
         yield [f"and {plural(len(kinds) - _MAX_ENGINES, 'other kind')} of engine (-v)"]
     if not engines:
-        version = clean(report["run"]["vllm"] or "")
-        yield [f"vLLM {version}" if version else "vLLM of unknown version", "no engine was seen"]
+        yield [version(report), "no engine was seen"]
     amount, *amiss = counts(report)
     yield [*amount[:-1], _traced(report)]
     yield from amiss
@@ -211,9 +218,8 @@ def _amounts(report: Report) -> dict[str, dict[str, int]]:
     ledger = report["ledger"]["saves"]
     if "prompts" in ledger:
         return ledger["prompts"]
-    least = {name: grade_of(grades) for name, grades in ledger.get("grades", {}).items()}
     of = {name: tokens_of(ledger, name) for name in ledger["accounts"]}
-    return {name: {least.get(name, ""): tokens} for name, tokens in of.items() if tokens}
+    return {name: {grade_of(ledger, name): tokens} for name, tokens in of.items() if tokens}
 
 
 def _lines(report: Report, name: str, grades: dict[str, int]) -> Iterator[_Line]:

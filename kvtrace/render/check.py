@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtrace.gate.outcome import Check, Explanation, Outcome, Unit, Value
-from kvtrace.render.layout import clean
+from kvtrace.grouped import grouped
 from kvtrace.render.page import (
     Badge,
     Code,
@@ -23,8 +23,8 @@ from kvtrace.render.page import (
     Table,
 )
 from kvtrace.render.report import SEVERITY_STYLES
-from kvtrace.terms import severity_order, severity_word
-from kvtrace.words import count, percent, plural
+from kvtrace.terms import SEVERITIES, severity_order, severity_word
+from kvtrace.words import clean, count, percent, plural
 
 MAX_ROWS = 12
 _NOTHING = {"share": "not seen", "count": "none", "text": "none"}
@@ -165,12 +165,7 @@ class Group:
 
 def groups(outcome: Outcome) -> list[Group]:
     """Failures by the finding that explains them: faults first, what nothing explains last."""
-    by_cause: dict[str, list[Check]] = {}
-    for check in outcome.failed:
-        cause = check.cause if check.cause in outcome.explanations else None
-        by_cause.setdefault(cause or "", []).append(check)
-
-    def order(cause: str) -> tuple[bool, int]:
-        return (not cause, severity_order(outcome.explanations[cause].severity) if cause else 0)
-
-    return [Group(outcome.explanations.get(cause), by_cause[cause]) for cause in sorted(by_cause, key=order)]
+    known = outcome.explanations
+    by_cause = grouped(outcome.failed, lambda check: check.cause if check.cause in known else None)
+    found = [Group(known[cause] if cause else None, checks) for cause, checks in by_cause]
+    return sorted(found, key=lambda one: severity_order(one.cause.severity) if one.cause else len(SEVERITIES))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from kvtrace.gate.model import Baseline
 from kvtrace.gate.shares import DECODE, kept, without
-from kvtrace.render.layout import clean, names
+from kvtrace.render.layout import names
 from kvtrace.terms import FAULT, LIMIT
-from kvtrace.words import percent, plural
+from kvtrace.words import clean, percent, plural
 
 
 def contract_lines(baseline: Baseline, path: str, limits: Sequence[str]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtrace.gate.outcome import Change, Difference
 from kvtrace.render.check import value
-from kvtrace.render.layout import clean
-from kvtrace.render.page import Badge, Bullets, Code, Column, Heading, Page, Paragraph, Row, Style, Table
+from kvtrace.render.page import Badge, Code, Column, Heading, Page, Paragraph, Row, Style, Table, bulleted
+from kvtrace.words import clean
 
 _SECTIONS = (
     ("settings", "Settings that differ"),
@@ -39,8 +39,7 @@ def diff_page(difference: Difference) -> Page:
         if changes:
             table = Table(_COLUMNS, [_row(change) for change in changes], head=False)
             page += [Heading(title), table]
-    limits = _limits(*difference.limits)
-    return [*page, Heading("Limits"), Bullets(limits)] if limits else page
+    return [*page, *bulleted("Limits", _limits(*difference.limits))]
 
 
 def _limits(a: list[str], b: list[str]) -> list[str]:

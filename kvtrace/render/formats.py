@@ -36,7 +36,7 @@ def page_formats(
     """
 
     def paged(answer: T, screen: Screen) -> str:
-        from kvtrace.render.terminal import terminal  # rich: --help does without it
+        from kvtrace.render.terminal import terminal
 
         return terminal(page(answer), screen)
 

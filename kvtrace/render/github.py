@@ -6,7 +6,7 @@ import re
 
 from kvtrace.gate.outcome import Outcome
 from kvtrace.render.check import groups, sentence, subject
-from kvtrace.render.layout import clean
+from kvtrace.words import clean
 
 MAX_ANNOTATIONS = 10
 """GitHub shows no more of one kind in one step."""
@@ -18,16 +18,9 @@ def commands(outcome: Outcome) -> list[str]:
     for group in groups(outcome):
         if group.cause is None:
             for check in group.checks:
+                title = f"kvtrace: {subject(check)[0]}"
                 more = f". {clean(check.remedy)}" if check.remedy else ""
-                lines.append(
-                    _command(
-                        "error",
-                        f"kvtrace: {subject(check)[0]}",
-                        sentence(check) + more,
-                        check.source,
-                        check.line,
-                    )
-                )
+                lines.append(_command("error", title, sentence(check) + more, check.source, check.line))
             continue
         first = next((check for check in group.checks if check.line), group.checks[0])
         body = [
@@ -35,20 +28,14 @@ def commands(outcome: Outcome) -> list[str]:
             *(sentence(check) for check in group.checks if check.kind != "finding"),
         ]
         body = [*body[:8], *(f"Remedy: {line}" for line in group.remedies)]
-        lines.append(
-            _command(
-                "error", f"kvtrace: {clean(group.cause.id, 80)}", "\n".join(body), first.source, first.line
-            )
-        )
+        title = f"kvtrace: {clean(group.cause.id, 80)}"
+        lines.append(_command("error", title, "\n".join(body), first.source, first.line))
     if len(lines) > MAX_ANNOTATIONS:
-        rest = len(lines) - MAX_ANNOTATIONS + 1
-        lines[MAX_ANNOTATIONS - 1 :] = [
-            _command("error", "kvtrace", f"and {rest} more regressions: see the log", "", 0)
-        ]
-    good = outcome.of("better")
-    if good:
+        more = f"and {len(lines) - MAX_ANNOTATIONS + 1} more regressions: see the log"
+        lines[MAX_ANNOTATIONS - 1 :] = [_command("error", "kvtrace", more)]
+    if good := outcome.of("better"):
         body = [sentence(check) for check in good[:8]]
-        lines.append(_command("notice", "kvtrace: better than required", "\n".join(body), "", 0))
+        lines.append(_command("notice", "kvtrace: better than required", "\n".join(body)))
     return lines
 
 
@@ -62,7 +49,7 @@ def silenced(text: str, token: str) -> str:
     return f"::stop-commands::{token}\n{text.rstrip()}\n::{token}::\n"
 
 
-def _command(level: str, title: str, message: str, file: str, line: int) -> str:
+def _command(level: str, title: str, message: str, file: str = "", line: int = 0) -> str:
     properties = [f"title={_property(clean(title, 120))}"]
     if file and line:
         properties = [f"file={_property(clean(file))}", f"line={line}", *properties]

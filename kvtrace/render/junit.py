@@ -1,13 +1,14 @@
-"""The outcome of a gate as JUnit XML: one test case a check, for any CI's test report."""
+"""JUnit XML for any CI's test report: of a gate one test case a check."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from xml.etree import ElementTree as tree
 
 from kvtrace.gate.outcome import Check, Outcome
 from kvtrace.render.check import sentence, subject
-from kvtrace.render.layout import clean
+from kvtrace.words import clean
 
 # what XML 1.0 cannot hold, escaped or not
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -15,13 +16,10 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 def junit_xml(outcome: Outcome) -> str:
     """The document. It holds no times: the same outcome gives the same file."""
-    failed = len(outcome.failed)
-    counts = {"tests": str(len(outcome.checks)), "failures": str(failed), "errors": "0", "skipped": "0"}
-    root = tree.Element("testsuites", {"name": "kvtrace check", **counts})
-    suite = tree.SubElement(root, "testsuite", {"name": "kvtrace check", **counts})
-    properties = tree.SubElement(suite, "properties")
+    suite = Suite("kvtrace check", "kvtrace check", len(outcome.checks), len(outcome.failed))
+    properties = tree.SubElement(suite.element, "properties")
     for name, value in (("report", outcome.report), *(("gate", one) for one in outcome.asked)):
-        tree.SubElement(properties, "property", {"name": name, "value": _xml(clean(value))})
+        tree.SubElement(properties, "property", {"name": name, "value": xml(clean(value))})
     seen: dict[tuple[str, str], int] = {}
     for check in outcome.checks:
         name = " · ".join(filter(None, subject(check)))
@@ -29,18 +27,16 @@ def junit_xml(outcome: Outcome) -> str:
         seen[key] = seen.get(key, 0) + 1
         if seen[key] > 1:
             name = f"{name} ({seen[key]})"  # CI servers drop cases of one name
-        case = tree.SubElement(suite, "testcase", {"classname": f"kvtrace.{check.kind}", "name": _xml(name)})
+        case = suite.case(f"kvtrace.{check.kind}", name)
         if check.source:
-            case.set("file", _xml(clean(check.source)))
+            case.set("file", xml(clean(check.source)))
         if check.state == "failed":
-            failure = tree.SubElement(case, "failure", {"type": _xml(check.cause or check.kind)})
             cause = outcome.explanations.get(check.cause or "")
-            failure.set("message", _xml(sentence(check, cause.title if cause else "")))
-            failure.text = _xml("\n".join(_details(check, outcome)))
+            says = sentence(check, cause.title if cause else "")
+            fails(case, check.cause or check.kind, says, _details(check, outcome))
         elif check.state != "passed":
-            tree.SubElement(case, "system-out").text = _xml(f"{check.state}: {sentence(check)}")
-    tree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + tree.tostring(root, encoding="unicode") + "\n"
+            tree.SubElement(case, "system-out").text = xml(f"{check.state}: {sentence(check)}")
+    return suite.text()
 
 
 def _details(check: Check, outcome: Outcome) -> list[str]:
@@ -57,5 +53,27 @@ def _details(check: Check, outcome: Outcome) -> list[str]:
     return [*lines, f"more: kvtrace docs {clean(cause.id, 80)}"]
 
 
-def _xml(text: str) -> str:
+class Suite:
+    """A document with one suite of test cases."""
+
+    def __init__(self, command: str, name: str, tests: int, failures: int, skipped: int = 0) -> None:
+        numbers = {"tests": tests, "failures": failures, "errors": 0, "skipped": skipped}
+        counts = {what: str(number) for what, number in numbers.items()}
+        self._root = tree.Element("testsuites", {"name": command, **counts})
+        self.element = tree.SubElement(self._root, "testsuite", {"name": xml(name), **counts})
+
+    def case(self, of: str, name: str) -> tree.Element:
+        return tree.SubElement(self.element, "testcase", {"classname": xml(of), "name": xml(name)})
+
+    def text(self) -> str:
+        tree.indent(self._root)
+        return f'<?xml version="1.0" encoding="utf-8"?>\n{tree.tostring(self._root, encoding="unicode")}\n'
+
+
+def fails(case: tree.Element, kind: str, says: str, details: Iterable[str]) -> None:
+    failure = tree.SubElement(case, "failure", {"type": xml(kind), "message": xml(says)})
+    failure.text = xml("\n".join(details))
+
+
+def xml(text: str) -> str:
     return _FORBIDDEN.sub("\ufffd", text)

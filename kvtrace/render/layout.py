@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from kvtrace.render.styled import cell_len
-from kvtrace.words import clean as clean
+from kvtrace.words import clean
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 

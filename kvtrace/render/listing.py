@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvtrace.render.layout import clean
 from kvtrace.render.page import Code, Column, Facts, Heading, Page, Row, Screen, Table
 from kvtrace.render.report import with_grade
-from kvtrace.words import count, plural
+from kvtrace.words import clean, count, plural
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
     from kvtrace.story.listing import Listing

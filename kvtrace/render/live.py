@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvtrace.ledger.stuck_file import STEP
-from kvtrace.live.model import OpenHook, ProcessLook, Snapshot
-from kvtrace.render.layout import bar, clean
-from kvtrace.render.report import grade_of, outcome_label
+from kvtrace.live.model import ProcessLook, Snapshot
+from kvtrace.render.answers import outcomes
+from kvtrace.render.layout import bar
+from kvtrace.render.report import SEVERITY_STYLES, outcome_label
 from kvtrace.render.styled import Styled, cell_len
-from kvtrace.terms import FAULT, outcome_order, severity_word
-from kvtrace.words import count, duration, percent, plural
+from kvtrace.render.terminal import STYLES
+from kvtrace.terms import severity_word
+from kvtrace.words import clean, count, duration, percent, plural
 
 if TYPE_CHECKING:
-    from kvtrace.report.model import Finding, Ledger
+    from kvtrace.report.model import Ledger
 
 WIDTH, HEIGHT = 80, 24
 SLOW_S = 1.0
@@ -24,9 +26,7 @@ _STATES = {
     "ended": ("ended", "bold"),
     "lost": ("no process of it is here, and its end is not recorded", "yellow"),
 }
-_SEVERITY = {FAULT: "bold red", "limit": "yellow", "note": "cyan"}
-_GROUPS = ("open", "tokens", "hooks", "processes", "findings")
-# Lines that each part has at least and at most, its heading included, on a screen of 24 and more.
+# The parts in their order, and the lines that each has at least, its heading included.
 _LEAST = {"open": 2, "tokens": 4, "hooks": 4, "processes": 4, "findings": 3}
 _FIXED = 3  # two lines of the head, and the foot
 
@@ -42,7 +42,7 @@ def picture(look: Snapshot, width: int = WIDTH, height: int = HEIGHT) -> list[St
         "findings": list(_findings(look)),
     }
     room = _room({name: len(lines) for name, lines in parts.items()}, height - _FIXED)
-    body = [line for name in _GROUPS for line in _cut(parts[name], room[name])]
+    body = [line for name in _LEAST for line in _cut(parts[name], room[name])]
     lines = [*_head(look), *body][: height - 1]
     return [_fitted(line, width) for line in [*lines, _foot(look)]]
 
@@ -51,10 +51,10 @@ def _room(wanted: dict[str, int], lines: int) -> dict[str, int]:
     """Lines for each part: what it wants where all fit, else its least and a share of what is left."""
     given = {name: min(wanted[name], _LEAST[name]) for name in wanted}
     while sum(given.values()) > max(lines, 0):  # a very low screen: the last parts go first
-        name = next(name for name in reversed(_GROUPS) if given[name])
+        name = next(name for name in reversed(_LEAST) if given[name])
         given[name] -= 1
     left = lines - sum(given.values())
-    while left > 0 and (hungry := [name for name in _GROUPS if given[name] < wanted[name]]):
+    while left > 0 and (hungry := [name for name in _LEAST if given[name] < wanted[name]]):
         for name in hungry[:left]:
             given[name] += 1
         left -= len(hungry[:left])
@@ -144,17 +144,10 @@ def _tokens(look: Snapshot) -> Iterator[Styled]:
 def _outcomes(ledger: Ledger, nothing: str) -> Iterator[Styled]:
     if ledger["total"] <= 0 and nothing:
         yield Styled(f"  {nothing}", "dim")
-    for name in sorted(
-        ledger["accounts"], key=lambda name: (outcome_order(name), -ledger["accounts"][name], name)
-    ):
-        layers = ledger["accounts"][name]
-        if not layers:
-            continue
-        tokens = ledger["tokens"].get(name, layers / (ledger["pairs"] or 1))
-        share = min(1.0, tokens / ledger["total_tokens"]) if ledger["total_tokens"] else 0.0
-        line = Styled(f"  {_short(outcome_label(name), 40):<41}", "red" if ":" in name else "")
+    for name, tokens, share, grade in outcomes(ledger):
+        line = Styled(f"  {clean(outcome_label(name), 40):<41}", "red" if ":" in name else "")
         line.append(f"{count(tokens):>12}{percent(share):>9}   ")
-        line.append(f"{grade_of(ledger.get('grades', {}).get(name, {})):<9}", "dim")
+        line.append(f"{grade:<9}", "dim")
         line.append(bar(share, 4), "cyan")
         yield line
 
@@ -163,15 +156,12 @@ def _open_hooks(look: Snapshot) -> Iterator[Styled]:
     if not look.open_hooks:
         return
     yield Styled(f"{'Open hooks':<38}{'at least':>10}{'at most':>10}   in", "bold")
-    yield from (_open_hook(one) for one in look.open_hooks)
-
-
-def _open_hook(one: OpenHook) -> Styled:
-    what = "a step, in no hook" if one.what == STEP else one.what
-    line = Styled("  ")
-    line.append(f"{_short(clean(f'{what} · {one.process} (pid {one.pid})', 200), 35):<36}", "bold red")
-    line.append(f"{duration(one.least_s):>10}{duration(one.most_s):>10}   {clean(one.call, 80)}")
-    return line
+    for one in look.open_hooks:
+        what = "a step, in no hook" if one.what == STEP else one.what
+        line = Styled("  ")
+        line.append(f"{clean(f'{what} · {one.process} (pid {one.pid})', 35):<36}", "bold red")
+        line.append(f"{duration(one.least_s):>10}{duration(one.most_s):>10}   {clean(one.call, 80)}")
+        yield line
 
 
 def _hooks(look: Snapshot) -> Iterator[Styled]:
@@ -184,7 +174,7 @@ def _hooks(look: Snapshot) -> Iterator[Styled]:
         mean = times.total_ns / times.calls / 1e9 if times.calls else 0.0
         numbers = (duration(mean), duration(times.longest_ns / 1e9), duration(times.total_ns / 1e9))
         line = Styled(
-            f"  {_short(name, 34):<36}{count(times.calls):>9}" + "".join(f"{n:>10}" for n in numbers)
+            f"  {clean(name, 34):<36}{count(times.calls):>9}" + "".join(f"{n:>10}" for n in numbers)
         )
         if times.raised:
             line.append(f" {count(times.raised)} raised", "bold red")
@@ -197,7 +187,7 @@ def _processes(look: Snapshot) -> Iterator[Styled]:
     yield Styled(f"{'Processes, open steps first':<38}{'last record':>16}   open step", "bold")
     for one in sorted(look.processes, key=lambda one: -(one.open_s or 0.0)):
         silent = "" if one.silent_s is None else f"{duration(one.silent_s)} ago"
-        line = Styled(f"  {_short(clean(f'{one.name} (pid {one.pid})', 80), 34):<36}")
+        line = Styled(f"  {clean(f'{one.name} (pid {one.pid})', 34):<36}")
         line.append(
             "recording ended" if one.stopped else f"{silent or 'none yet':>16}", "dim" if one.stopped else ""
         )
@@ -224,17 +214,10 @@ def _findings(look: Snapshot) -> Iterator[Styled]:
     yield Styled(
         f"Findings so far: {len(found)}" if look.state == "running" else f"Findings: {len(found)}", "bold"
     )
-    yield from (_finding(one) for one in found)
-
-
-def _finding(one: Finding) -> Styled:
-    line = Styled("  ")
-    line.append(f"{severity_word(one['severity']):<7}", _SEVERITY[one["severity"]])
-    line.append(clean(one["id"], 40), "bold")
-    line.append(f" {percent(one['share'])}" if one["share"] > 0 else "")
-    line.append(f"  {clean(one['title'], 200)}", "dim")
-    return line
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    for one in found:
+        line = Styled("  ")
+        line.append(f"{severity_word(one['severity']):<7}", STYLES[SEVERITY_STYLES[one["severity"]]])
+        line.append(clean(one["id"], 40), "bold")
+        line.append(f" {percent(one['share'])}" if one["share"] > 0 else "")
+        line.append(f"  {clean(one['title'], 200)}", "dim")
+        yield line

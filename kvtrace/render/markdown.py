@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from kvtrace.render.layout import clean
 from kvtrace.render.page import (
     Badge,
     Bullets,
@@ -26,6 +25,7 @@ from kvtrace.render.page import (
     Timeline,
     plain,
 )
+from kvtrace.words import clean
 
 MAX_BRIEF_ROWS = 50
 """Rows of a table that is brief in a terminal."""

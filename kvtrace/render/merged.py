@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvtrace.render.layout import clean
 from kvtrace.render.listing import shortest
 from kvtrace.render.page import (
     Bullets,
@@ -23,10 +22,11 @@ from kvtrace.render.page import (
     Row,
     Screen,
     Table,
+    bulleted,
 )
 from kvtrace.render.report import with_grade
 from kvtrace.render.story import story_page
-from kvtrace.words import count, duration, plural
+from kvtrace.words import clean, count, duration, plural
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
     from kvtrace.merge.model import Alone, End, EngineOf, Joined, Merged, Sums
@@ -52,19 +52,18 @@ def merged_page(merged: Merged, where: str) -> Page:
         _engines(merged),
     ]
     how = [f"{plural(times, 'request')}: {_how(name)}" for name, times in merged.joins.items()]
-    if how:
-        page.append(Labelled("Joined", how))
     alone = [f"{plural(times, 'request')}: {clean(why)}" for why, times in merged.alone.items()]
-    if alone:
-        page.append(Labelled("Not joined", alone))
-    if alone and len(merged.engines) > 1:
-        page.append(Labelled("Hint", [_SAME_ID]))
-    page.append(Labelled("Clocks", _clocks(merged)))
     verdicts = [f"{number}: {clean(run.verdict)}" for number, run in enumerate(merged.runs, 1) if run.verdict]
-    page += [Labelled("Each run", verdicts)] if verdicts else []
     notes = [clean(note) for note in merged.notes]
     notes += [clean(f"{run.name}: {note}") for run in merged.runs for note in run.notes[:4]]
-    page += [Heading("Limits"), Bullets(notes)] if notes else []
+    page += [
+        Labelled("Joined", how),
+        Labelled("Not joined", alone),
+        Labelled("Hint", [_SAME_ID] if alone and len(merged.engines) > 1 else []),
+        Labelled("Clocks", _clocks(merged)),
+        Labelled("Each run", verdicts),
+        *bulleted("Limits", notes),
+    ]
     if merged.sums.joined:
         return [*page, Command(f"kvtrace requests {where}")]
     return [*page, Command(f"kvtrace explain {where}/joined-1")] if len(merged.engines) == 1 else page
@@ -255,7 +254,7 @@ def tale_page(tale: Tale) -> Page:
             page += [part for part in story_page(story) if not isinstance(part, Heading)]
     notes = [clean(note) for note in tale.notes]
     notes += [f"{plural(tale.left_out, 'more engine')} not told"] if tale.left_out else []
-    return [*page, Heading("Limits"), Bullets(notes)] if notes else page
+    return [*page, *bulleted("Limits", notes)]
 
 
 def _where(merged: Merged, end: End) -> str:

@@ -1,7 +1,7 @@
 """A page: what a verb says, as a list of parts. :mod:`kvtrace.render.terminal` prints it for a terminal or a
 pipe, :mod:`kvtrace.render.markdown` for an issue or a pull request: the same words in both.
 
-Who makes a page cleans the strings that come from a report (:func:`kvtrace.render.layout.clean`); none is
+Who makes a page cleans the strings that come from a report (:func:`kvtrace.words.clean`); none is
 escaped for a markup language yet.
 """
 
@@ -147,3 +147,8 @@ Part: TypeAlias = (
     Heading | Facts | Paragraph | Badge | Labelled | Bullets | Terms | Table | Timeline | Command
 )
 Page: TypeAlias = list[Part]
+
+
+def bulleted(title: str, lines: Sequence[Line]) -> Page:
+    """The lines under a heading; nothing of none."""
+    return [Heading(title), Bullets(lines)] if lines else []

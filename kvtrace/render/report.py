@@ -6,12 +6,13 @@ Strings of the report, which may be of unknown origin, are cleaned here: one lin
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvtrace.gate.layers import group_of, index_of, spelled
-from kvtrace.render.answers import engine_facts
-from kvtrace.render.layout import clean, names
+from kvtrace.grouped import grouped
+from kvtrace.render.answers import engine_facts, outcomes
+from kvtrace.render.layout import names
 from kvtrace.render.page import (
     Badge,
     Bullets,
@@ -28,12 +29,13 @@ from kvtrace.render.page import (
     Style,
     Table,
     Terms,
+    bulleted,
 )
-from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, outcome_order, severity_word
-from kvtrace.words import count, duration, of_all, percent, plural, size
+from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, severity_word
+from kvtrace.words import clean, count, duration, of_all, percent, plural, size
 
 if TYPE_CHECKING:
-    from kvtrace.report.model import Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
+    from kvtrace.report.model import DeviceTimes, Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
 
 MAX_REQUESTS = 5
 MAX_TIMINGS = 6
@@ -41,8 +43,6 @@ MAX_LAYERS = 6
 
 SEVERITY_STYLES: dict[str, Style] = {FAULT: "failed", LIMIT: "limit", NOTE: "note"}
 _PLATFORMS = {"cpu": "CPU", "cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "tpu": "TPU"}
-_T = TypeVar("_T")
-_K = TypeVar("_K", bound=Hashable)
 
 
 def report_page(
@@ -60,7 +60,7 @@ def report_page(
         Paragraph(clean(report["verdict"]), "bold", gap=True),
         *_ledger("Where the tokens went", ledger["saves"], "every token, each layer and rank"),
         *_loads(report),
-        *_states(report),
+        *bulleted("States", state_lines(report)),
         *_stages(report),
         *_findings(report, whole),
         *_connectors(report),
@@ -91,7 +91,7 @@ def headline(report: Report) -> list[list[str]]:
         if way:
             lines.append(list(way))
     if not engines:
-        lines.append([_version(report), "no engine was seen"])
+        lines.append([version(report), "no engine was seen"])
     return [*lines, *counts(report)]
 
 
@@ -124,16 +124,16 @@ def counts(report: Report) -> list[list[str]]:
     return [line, amiss] if amiss else [line]
 
 
-def _version(report: Report) -> str:
+def version(report: Report) -> str:
     known = report["run"]["vllm"]
     return f"vLLM {clean(known)}" if known else "vLLM of unknown version"
 
 
 def connector_facts(report: Report, engine: Engine, own: str = "built into vLLM") -> list[str]:
     """vLLM, the connector and its role; `own`: what a connector of vLLM's is called."""
-    version, connector = _version(report), engine["connector"]
+    ran, connector = version(report), engine["connector"]
     platform = clean(engine["platform"])
-    facts = [f"{version} ({_PLATFORMS.get(platform, platform)})" if platform else version]
+    facts = [f"{ran} ({_PLATFORMS.get(platform, platform)})" if platform else ran]
     if connector is None:
         facts.append("no KV connector")
     else:
@@ -196,19 +196,13 @@ def _engine_facts(report: Report, engine: Engine) -> list[str]:
 
 def ledger_table(title: str, ledger: Ledger, everything: str) -> Table:
     """The outcomes that any token had: what went well first, then the largest loss."""
-    total = ledger["total_tokens"]
     width = 4 if ledger.get("grades") else 3  # reports of before have no grades
     rows = []
-    present = [name for name in ledger["accounts"] if ledger["accounts"][name]]
-    for name in sorted(present, key=lambda name: (outcome_order(name), -ledger["accounts"][name], name)):
-        amount = ledger["accounts"][name]
-        tokens = ledger["tokens"].get(name, amount / (ledger["pairs"] or 1))
-        share = min(tokens / total if total else amount / ledger["total"], 1.0)
-        grade = grade_of(ledger.get("grades", {}).get(name, {}))
+    for name, tokens, share, grade in outcomes(ledger):
         cells = (outcome_label(name), count(tokens), percent(share), "" if name == NOT_OBSERVED else grade)
         rows.append(Row(cells[:width], "good" if name in KEPT else "bad", bar=share))
     whole = percent(1.0) if ledger["total"] else ""
-    rows.append(Row((everything, count(total), whole, "")[:width], total=True))
+    rows.append(Row((everything, count(ledger["total_tokens"]), whole, "")[:width], total=True))
     numbers = (Column("tokens", right=True), Column("share", right=True))
     columns = (Column("outcome"), *numbers, Column("grade"))[:width]
     return Table(columns, rows, title)
@@ -222,11 +216,6 @@ def _ledger(title: str, ledger: Ledger, everything: str) -> Page:
         notes.append(note if told else f"{trust}: {note}" if note else trust)
     table = ledger_table(title, ledger, everything)
     return [table, Paragraph(" · ".join(filter(None, notes)), "dim", indent=True)]
-
-
-def grade_of(grades: Mapping[str, int]) -> str:
-    """How well an outcome is seen: the least grade of its tokens, which are listed the best first."""
-    return clean(([grade for grade, n in grades.items() if n] or [""])[-1], 20)
 
 
 def outcome_label(name: str) -> str:
@@ -275,11 +264,6 @@ def state_lines(report: Report) -> list[str]:
     if states["loads"]["accounts"].get("not-given"):
         lines.append("a request that goes on from loaded KV without its state gives wrong answers")
     return lines
-
-
-def _states(report: Report) -> Page:
-    lines = state_lines(report)
-    return [Heading("States"), Bullets(lines)] if lines else []
 
 
 def _stages(report: Report) -> Page:
@@ -462,14 +446,7 @@ def _layers(layers: list[str], whole: bool) -> str:
 
 def graphs(report: Report) -> Page:
     """What was asked of CUDA graphs, what was used and why; how many steps ran in each mode."""
-    groups = grouped(
-        report.get("graphs", []),
-        lambda row: (
-            row["runner"], row["asked"], row["configured"], row["used"], tuple(row["why"]), row["breakable"],
-            row["captured"], row["capturing_steps"],
-            tuple(tuple(mode.values()) for mode in row["modes"]),
-        ),
-    )  # fmt: skip
+    groups = grouped(report.get("graphs", []), lambda row: repr({**row, "process": "", "rank": 0}))
     page: Page = []
     heads = ("mode", "steps", "padding", "attention in Python", "save hooks")
     columns = [Column(head, right=at > 0) for at, head in enumerate(heads)]
@@ -540,16 +517,21 @@ def with_grade(saved: float, grade: str | None, sent: float = 0) -> str:
 
 def _timing(report: Report, whole: bool) -> Page:
     """The hooks that took most of the steps' time."""
+    table = timing_table(report, len(report["timing"]) if whole else MAX_TIMINGS)
+    page: Page = [table] if table.rows else []
+    return [*page, *([Paragraph(line, indent=True)] if (line := profiles(report)) else [])]
+
+
+def timing_table(report: Report, most: int, sums: bool = False) -> Table:
+    """The hooks that took most time; with the `sums` of it where they are wanted."""
     rows = []
-    most = len(report["timing"]) if whole else MAX_TIMINGS
     for row in sorted(report["timing"], key=lambda row: -row["total_ns"])[:most]:
         share = "" if row["share_of_steps"] is None else percent(row["share_of_steps"])
-        times = _times(row["p50_ns"], row["p99_ns"])
+        times = _times(row["p50_ns"], row["p99_ns"], *([row["total_ns"]] * sums))
         rows.append(Row((Code(clean(row["hook"], 60)), row["clock"], count(row["count"]), *times, share)))
-    numeric = [Column(head, right=True) for head in ("calls", "median", "p99", "of the steps")]
-    columns = [Column("hook"), Column("clock"), *numeric]
-    page: Page = [Table(columns, rows, "Time in the connector")] if rows else []
-    return [*page, *([Paragraph(line, indent=True)] if (line := profiles(report)) else [])]
+    heads = ("calls", "median", "p99", *(["sum"] * sums), "of the steps")
+    columns = [Column("hook"), Column("clock"), *(Column(head, right=True) for head in heads)]
+    return Table(columns, rows, "Time in the connector")
 
 
 def profiles(report: Report) -> str:
@@ -567,14 +549,7 @@ def device(report: Report) -> Page:
     if "device" not in report:
         return []
     part = report["device"]
-    rows = []
-    for row in part["rows"]:
-        if row["count"]:
-            medians = _times(row["host_p50_ns"], row["device_p50_ns"])
-            sums = _times(row["host_total_ns"], row["device_total_ns"])
-            rows.append(Row((Code(clean(row["name"], 60)), count(row["count"]), *medians, *sums)))
-    heads = ("hook or op", "calls", "host median", "device median", "host sum", "device sum")
-    columns = [Column(head, right=at > 0) for at, head in enumerate(heads)]
+    table = device_table(part)
     notes = [f"{plural(part['calls'], 'call')} in {plural(part['steps'], 'timed step')}"]
     if part["busy_ns"]:
         notes.append(f"timing took {percent(part['own_ns'] / part['busy_ns'])} of the steps' host time")
@@ -586,7 +561,19 @@ def device(report: Report) -> Page:
         notes.append(f"{plural(crossed, 'call')} ended on another stream than they began: no device time")
     notes.append("device time is from event to event: it includes the device's waits for the host")
     note = Paragraph(" · ".join(notes), "dim", indent=True)
-    return [*([Table(columns, rows, "Host and device")] if rows else []), note]
+    return [table, note] if table.rows else [note]
+
+
+def device_table(part: DeviceTimes) -> Table:
+    """The calls timed on both clocks."""
+    rows = []
+    for row in part["rows"]:
+        if row["count"]:
+            medians = _times(row["host_p50_ns"], row["device_p50_ns"])
+            sums = _times(row["host_total_ns"], row["device_total_ns"])
+            rows.append(Row((Code(clean(row["name"], 60)), count(row["count"]), *medians, *sums)))
+    heads = ("hook or op", "calls", "host median", "device median", "host sum", "device sum")
+    return Table([Column(head, right=at > 0) for at, head in enumerate(heads)], rows, "Host and device")
 
 
 # -------------------------------------------------------------------------------- the end
@@ -661,11 +648,3 @@ def next_command(
         return f"kvtrace docs {clean(found[0]['id'], 80)}"
     where = clean(shlex.quote(source)) if source else "PATH"
     return f"kvtrace explain {where} {more}"
-
-
-def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> list[tuple[_K, list[_T]]]:
-    """Items by key, keys in order of first sight."""
-    groups: dict[_K, list[_T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.items())

@@ -10,7 +10,7 @@ from kvtrace import __version__
 from kvtrace.gate.outcome import Check, Outcome
 from kvtrace.render.check import sentence
 from kvtrace.render.formats import json_text
-from kvtrace.render.layout import clean
+from kvtrace.words import clean
 
 _KINDS = {
     "engine": "The engine is set up differently from the baseline's.",

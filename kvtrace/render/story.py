@@ -5,13 +5,13 @@ Strings of the trace are cleaned here: one line, no control characters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kvtrace.render.layout import clean
+from kvtrace.grouped import grouped
 from kvtrace.render.listing import left_to_save
 from kvtrace.render.page import (
-    Bullets,
     Column,
     Facts,
     Heading,
@@ -21,12 +21,13 @@ from kvtrace.render.page import (
     Table,
     Timeline,
     TimelineRow,
+    bulleted,
 )
 from kvtrace.render.report import outcome_label, with_grade
 from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
 from kvtrace.terms import KEPT, NOT_OBSERVED, PENDING, Stage
 from kvtrace.trace import hooks
-from kvtrace.words import count, duration, peer, plural, size
+from kvtrace.words import clean, count, duration, peer, plural, size
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load what reads reports
     from kvtrace.story.summary import Summary
@@ -39,6 +40,7 @@ _QUIET = {
 
 _MOST = {"chunk": 24, "metadata": 6}
 """Moments of a kind that are shown."""
+_UNFINISHED = "not finished when the trace ends"
 _SKIPS = {
     "NO_CONNECTOR": "no connector in this process at the op",
     "NO_ATTN_METADATA": "the op had no attention metadata",
@@ -57,33 +59,26 @@ def story_page(story: Story) -> Page:
     if story.token is not None:
         page.append(Paragraph(_position(story)))
     page += [Timeline(_timeline(story)), *_ranges(story)]
-    notes = [clean(note) for note in story.notes]
-    return [*page, Heading("Limits"), Bullets(notes)] if notes else page
+    return [*page, *bulleted("Limits", [clean(note) for note in story.notes])]
 
 
 def summary_page(summary: Summary) -> Page:
     """One request, as far as a report goes."""
     row = summary.row
-    facts = [f"request {clean(row['id'], 120)}"]
-    if row["client"] and row["client"] != row["id"]:
-        facts.append(f"client {clean(row['client'], 120)}")
-    facts += [f"prompt {plural(row['prompt'], 'token')}", f"{count(row['output'])} generated"]
-    facts.append(clean(row["status"], 60) or "not finished when the trace ends")
-    page: Page = [
-        Heading("kvtrace why", 2, quiet=True),
-        Facts(facts),
-        Paragraph(_sums(summary), "bold", gap=True),
-    ]
+    status = clean(row["status"], 60) or _UNFINISHED
     lines = [
         f"step {event.step}: {clean(event.text)} · {clean(event.finding, 60)}: {clean(event.title)}"
         for event in summary.events
     ]
-    if lines:
-        page += [Heading("Findings that name it"), Bullets(lines)]
-    if summary.remedy:
-        page += [Heading("What to do"), Bullets([clean(line) for line in summary.remedy])]
     note = "its chunks, hooks and positions are not in a report: give the run directory for them"
-    return [*page, Heading("Limits"), Bullets([note])]
+    return [
+        Heading("kvtrace why", 2, quiet=True),
+        Facts(_facts(row["id"], row["client"], row["prompt"], row["output"], status)),
+        Paragraph(_sums(summary), "bold", gap=True),
+        *bulleted("Findings that name it", lines),
+        *bulleted("What to do", [clean(line) for line in summary.remedy]),
+        *bulleted("Limits", [note]),
+    ]
 
 
 def _sums(summary: Summary) -> str:
@@ -113,14 +108,15 @@ def _ranges(story: Story) -> Page:
 
 
 def _headline(story: Story) -> list[str]:
-    parts = [f"request {clean(story.id, 120)}"]
-    if story.client and story.client != story.id:
-        parts.append(f"client {clean(story.client, 120)}")
-    parts += [f"prompt {plural(story.prompt, 'token')}", f"{count(story.output)} generated"]
-    parts.append(clean(story.status, 60) if story.finished else "not finished when the trace ends")
-    if story.preemptions:
-        parts.append(f"preempted {plural(story.preemptions, 'time')}")
-    return parts
+    status = clean(story.status, 60) if story.finished else _UNFINISHED
+    facts = _facts(story.id, story.client, story.prompt, story.output, status)
+    return [*facts, *([f"preempted {plural(story.preemptions, 'time')}"] if story.preemptions else [])]
+
+
+def _facts(ident: str, client: str | None, prompt: int, output: int, status: str) -> list[str]:
+    who = [f"client {clean(client, 120)}"] if client and client != ident else []
+    made = [f"prompt {plural(prompt, 'token')}", f"{count(output)} generated"]
+    return [f"request {clean(ident, 120)}", *who, *made, status]
 
 
 def _verdict(story: Story) -> str:
@@ -196,11 +192,13 @@ def _concerns(moment: Moment, token: int) -> bool:
 def _left_out(shown: dict[str, int]) -> list[TimelineRow]:
     """Lines for what was cut; the counts begin anew."""
     rows = []
-    for kind, words in (("chunk", ""), ("metadata", " with metadata for this request")):
+    for kind, noun, words in (
+        ("chunk", "more chunk", ""),
+        ("metadata", "more step", " with metadata for this request"),
+    ):
         number = shown[kind] - _MOST[kind]
         if number > 0:
-            noun = "chunk" if kind == "chunk" else "step"
-            what = f"{count(number)} more {noun}{'' if number == 1 else 's'}{words}"
+            what = plural(number, noun) + words
             rows.append(TimelineRow("", "", f"{what}: --format json has them all"))
         shown[kind] = 0
     return rows
@@ -274,10 +272,7 @@ def _details(story: Story, moment: Moment) -> list[tuple[str, str]]:
         for rank in moment.ranks:
             found.extend(_layer_calls(rank, story.layer))
         return found
-    groups: dict[str, list[RankStep]] = {}
-    for rank in moment.ranks:
-        groups.setdefault(" · ".join(_rank_parts(rank, story.pairs)), []).append(rank)
-    for text, alike in groups.items():
+    for text, alike in grouped(moment.ranks, lambda rank: " · ".join(_rank_parts(rank, story.pairs))):
         spans = [rank.total_ns for rank in alike if rank.state != "not-recorded"]
         took = f" · {duration(max(spans) / 1e9)}" if spans else ""
         found.append((_ranks(rank.rank for rank in alike), text + took))
@@ -316,11 +311,8 @@ def _rank_parts(rank: RankStep, pairs: Sequence[Pair]) -> list[str]:
         parts.append(f"CUDA graph {rank.mode}")
     if rank.state == "no-forward":
         parts.append("no forward")
-    grouped: dict[tuple[str, str], list[Call]] = {}
-    for call in rank.calls:
-        grouped.setdefault((call.kind, call.name), []).append(call)
     bodies = 0
-    for (kind, name), calls in grouped.items():
+    for (kind, name), calls in grouped(rank.calls, lambda call: (call.kind, call.name)):
         if kind == "op" and all(call.skip == "NOT_A_HOOK_SITE" for call in calls):
             continue  # the KV-cache update: vLLM never calls the connector there
         if kind == "op":
@@ -430,18 +422,16 @@ def _range_row(story: Story, part: Range) -> tuple[str, str, str, str]:
 
 def _pairs(story: Story, members: Sequence[int]) -> str:
     """Which pairs: whole ranks by number, else layers by rank."""
-    by_rank: dict[int, list[str]] = {}
-    for index in members:
-        by_rank.setdefault(story.pairs[index].rank, []).append(story.pairs[index].layer)
-    whole = {rank: sum(1 for pair in story.pairs if pair.rank == rank) for rank in by_rank}
+    whole = Counter(pair.rank for pair in story.pairs)
+    of_rank = {
+        rank: () if len(pairs) == whole[rank] else tuple(pair.layer for pair in pairs)
+        for rank, pairs in grouped((story.pairs[index] for index in members), lambda pair: pair.rank)
+    }
     parts = []
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, layers in by_rank.items():
-        groups.setdefault(() if len(layers) == whole[rank] else tuple(layers), []).append(rank)
-    for layers_of, ranks in groups.items():
+    for layers, ranks in grouped(of_rank, lambda rank: of_rank[rank]):
         text = _ranks(ranks)
-        if layers_of:
-            shown = ", ".join(clean(layer, 80) for layer in layers_of[:3])
-            text += f": {shown}" + (f" and {len(layers_of) - 3} more layers" if len(layers_of) > 3 else "")
+        if layers:
+            shown = ", ".join(clean(layer, 80) for layer in layers[:3])
+            text += f": {shown}" + (f" and {len(layers) - 3} more layers" if len(layers) > 3 else "")
         parts.append(text)
     return "; ".join(parts)

@@ -26,7 +26,7 @@ from kvtrace.render.page import (
 )
 from kvtrace.render.styled import Styled, bare, cell_len
 
-_STYLES: dict[Style, str] = {
+STYLES: dict[Style, str] = {
     "good": "green",
     "bad": "red",
     "passed": "bold green",
@@ -108,7 +108,7 @@ class _Printer:
             self.out.append(Styled())
 
     def line(self, text: str, style: Style = "") -> None:
-        self.out.append(Styled(text, style=_STYLES.get(style, style)))
+        self.out.append(Styled(text, style=STYLES.get(style, style)))
 
     def words(self, text: str, first: str = "", rest: str | None = None, style: Style = "") -> None:
         # "prefix caching off" and the like stay on one line: breaks go to the dots between them
@@ -124,7 +124,7 @@ class _Printer:
         self.words(plain(part.text), first=f"{part.word}  " if plain(part.text) else part.word, rest="  ")
         shown = self.out[start:] if part.whole else self.out[start : start + 1]
         for line in shown:
-            line.stylize(_STYLES.get(part.style, part.style), 0, None if part.whole else len(part.word))
+            line.stylize(STYLES.get(part.style, part.style), 0, None if part.whole else len(part.word))
 
     def table(self, table: Table) -> None:
         rows = table.rows[: table.brief] if table.brief else table.rows
@@ -162,7 +162,7 @@ class _Printer:
         if row.bar is not None or last == 0 or table.columns[last].right:
             self.line(self.cells(table, cells, used, wide), "" if row.bar is not None else row.style)
             if row.bar is not None:
-                self.out[-1].append(f"  {bar(row.bar)}", style=_STYLES.get(row.style, row.style))
+                self.out[-1].append(f"  {bar(row.bar)}", style=STYLES.get(row.style, row.style))
             return
         first = self.cells(table, cells, used[:-1], wide) + table.columns[last].join
         prose, room = row.cells[last], self.width - cell_len(first)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree as tree
 
-from kvtrace.render.layout import clean
+from kvtrace.render.junit import Suite, fails, xml
 from kvtrace.render.page import (
     Badge,
-    Bullets,
     Code,
     Column,
     Heading,
@@ -18,9 +16,10 @@ from kvtrace.render.page import (
     Row,
     Style,
     Table,
+    bulleted,
 )
 from kvtrace.verify.answers import Answer, Answered, Result
-from kvtrace.words import duration, plural
+from kvtrace.words import clean, duration, plural
 
 _STYLES: dict[Answer, Style] = {
     Answer.PROVED: "good",
@@ -28,8 +27,7 @@ _STYLES: dict[Answer, Style] = {
     Answer.NOT_APPLICABLE: "dim",
     Answer.NOT_OBSERVED: "limit",
 }
-# what XML 1.0 cannot hold, escaped or not
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_SKIPPED = (Answer.NOT_APPLICABLE, Answer.NOT_OBSERVED)
 
 
 def verify_page(result: Result) -> Page:
@@ -57,9 +55,7 @@ def verify_page(result: Result) -> Page:
     ]
     for one in result.failed:
         page += _failure(one, result.again.get(one.key, ""))
-    if result.notes:
-        page += [Heading("Notes"), Bullets([clean(note) for note in result.notes])]
-    return page
+    return [*page, *bulleted("Notes", [clean(note) for note in result.notes])]
 
 
 def _row(one: Answered) -> Row:
@@ -69,51 +65,31 @@ def _row(one: Answered) -> Row:
 
 
 def _failure(one: Answered, again: str) -> Page:
-    parts: Page = [
+    verdict = one.verdict
+    return [
         Badge("FAILED", (Code(one.id),), "failed"),
-        Paragraph(clean(f"{one.title}: not so. {one.verdict.says}"), indent=True),
+        Paragraph(clean(f"{one.title}: not so. {verdict.says}"), indent=True),
+        Labelled("Evidence", [clean(line) for line in verdict.evidence]),
+        Labelled("Requests", [clean(", ".join(verdict.requests))] if verdict.requests else []),
+        Labelled("Case", [(Code(clean(verdict.case)),)] if verdict.case else []),
+        Labelled("Again", [(Code(clean(again)),)] if again else []),
     ]
-    for label, lines in (
-        ("Evidence", [clean(line) for line in one.verdict.evidence]),
-        ("Requests", [clean(", ".join(one.verdict.requests))] if one.verdict.requests else []),
-        ("Case", [(Code(clean(one.verdict.case)),)] if one.verdict.case else []),
-        ("Again", [(Code(clean(again)),)] if again else []),
-    ):
-        if lines:
-            parts.append(Labelled(label, lines))
-    return parts
 
 
 def verify_junit(result: Result) -> str:
     """One test case a property; what does not apply or was not observed is skipped."""
-    skipped = [one for one in result.answers if _skipped(one)]
-    counts = {
-        "tests": str(len(result.answers)), "failures": str(len(result.failed)), "errors": "0",
-        "skipped": str(len(skipped)),
-    }  # fmt: skip
-    root = tree.Element("testsuites", {"name": "kvtrace verify", **counts})
-    suite = tree.SubElement(root, "testsuite", {"name": _xml(f"kvtrace verify {result.subject}"), **counts})
+    skipped = sum(one.verdict.answer in _SKIPPED for one in result.answers)
+    name = clean(f"kvtrace verify {result.subject}")
+    suite = Suite("kvtrace verify", name, len(result.answers), len(result.failed), skipped)
     for one in result.answers:
-        case = tree.SubElement(
-            suite,
-            "testcase",
-            {"classname": _xml(f"kvtrace.verify{'.' if one.model else ''}{one.model}"), "name": _xml(one.id)},
-        )
-        says = _xml(f"{one.title}: {one.verdict.says}")
-        if one.verdict.answer is Answer.FAILED:
-            failure = tree.SubElement(case, "failure", {"type": _xml(one.id), "message": says})
-            failure.text = _xml("\n".join([*one.verdict.evidence, result.again.get(one.key, "")]).strip())
-        elif _skipped(one):
-            tree.SubElement(case, "skipped", {"message": f"{one.verdict.answer.value}: {says}"})
+        answer = one.verdict.answer
+        case = suite.case(clean(f"kvtrace.verify{'.' if one.model else ''}{one.model}"), clean(one.id))
+        says = clean(f"{one.title}: {one.verdict.says}")
+        if answer is Answer.FAILED:
+            evidence = " ".join([*one.verdict.evidence, result.again.get(one.key, "")]).strip()
+            fails(case, clean(one.id), says, [clean(evidence)])
+        elif answer in _SKIPPED:
+            tree.SubElement(case, "skipped", {"message": xml(f"{answer.value}: {says}")})
         else:
-            tree.SubElement(case, "system-out").text = says
-    tree.indent(root)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + tree.tostring(root, encoding="unicode") + "\n"
-
-
-def _skipped(one: Answered) -> bool:
-    return one.verdict.answer in (Answer.NOT_APPLICABLE, Answer.NOT_OBSERVED)
-
-
-def _xml(text: str) -> str:
-    return _FORBIDDEN.sub("\ufffd", clean(text))
+            tree.SubElement(case, "system-out").text = xml(says)
+    return suite.text()

@@ -16,6 +16,7 @@ import pandas as pd
 
 from kvtrace import __version__, causes, ledger
 from kvtrace.causes import model as cause_model
+from kvtrace.grouped import grouped
 from kvtrace.ledger import model as ledger_model
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.device import Row as DeviceTiming
@@ -23,12 +24,11 @@ from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
 from kvtrace.ledger.states.outcome import Book
 from kvtrace.report import model
 from kvtrace.report.digest import seal
-from kvtrace.report.left_behind import left_behind
-from kvtrace.report.running import still_running
+from kvtrace.report.running import left_behind, still_running
 from kvtrace.report.shape import row, text, whole
-from kvtrace.report.validate import schema_problem
+from kvtrace.report.validate import problem
 from kvtrace.terms import Grade
-from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, Engine, Header, KvGroup, KvTransfer
+from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, Engine, Header, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
 _TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
@@ -43,7 +43,7 @@ def build_report(run_dir: str | Path, progress: ledger.Progress = ledger.unwatch
     run_dir = Path(run_dir)
     run = ledger.read_run(run_dir, progress=progress)
     report = assemble(run, causes.diagnose(run))
-    if found := schema_problem(report):
+    if found := problem(report, model.report_schema()):
         raise model.ReportError(
             "the trace makes no valid report", run_dir, found, "its spools may be damaged"
         )
@@ -65,7 +65,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "schema": model.SCHEMA,
         "run": _run(run, notes),
         "verdict": diagnosis.verdict,
-        "instrumentation": _instrumentation(run, notes),
+        "instrumentation": _instrumentation(run),
         "coverage": _coverage(run, notes),
         "stages": [
             {
@@ -82,7 +82,9 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "ruled_out": [row(model.RuledOut, one) for one in diagnosis.ruled_out],
         "not_observed": [row(model.NotObserved, one) for one in diagnosis.not_observed],
         "requests": _requests(diagnosis.requests),
-        "timing": _timing(run.timing),
+        "timing": [
+            row(model.TimingRow, one) for one in run.timing.to_dict("records") if one["kind"] == "hook"
+        ],
         "limits": {
             "notes": notes,
             "lost_records": sum(spool.lost + spool.left_out for spool in run.spools),
@@ -177,9 +179,7 @@ def _engine(one: ledger_model.Engine) -> model.Engine:
 
 def _kv_groups(one: ledger_model.Engine) -> list[model.KvGroups]:
     """Groups of one kind and block size together, in vLLM's order."""
-    alike: dict[tuple[str, int | None], list[KvGroup]] = {}
-    for group in one.facts.kv_groups:
-        alike.setdefault((group.kind, group.block_size), []).append(group)
+    alike = grouped(one.facts.kv_groups, lambda group: (group.kind, group.block_size))
     rows: list[model.KvGroups] = [
         {
             "kind": kind,
@@ -188,7 +188,7 @@ def _kv_groups(one: ledger_model.Engine) -> list[model.KvGroups]:
             "groups": len(groups),
             "layers": sum(len(group.layers) for group in groups),
         }
-        for (kind, size), groups in alike.items()
+        for (kind, size), groups in alike
     ]
     return rows[: model.MAX_KV_GROUPS]
 
@@ -202,20 +202,18 @@ def _connector(one: ledger_model.Engine) -> model.Connector | None:
     if configured is None and live is None:
         return None
     configured = configured or KvTransfer()
-    works = live is not None and live.ok
+    works = live if live is not None and live.ok else None
     return {
         "name": configured.connector or (live.configured if live else "") or "",
-        "class": live.cls if live and works else "",
-        "module": live.module if live and works else "",
-        "file": live.file if live and works else "",
+        "class": works.cls if works else "",
+        "module": works.module if works else "",
+        "file": works.file if works else "",
         "role": configured.role or "",
     }
 
 
-def _instrumentation(run: ledger_model.Run, notes: list[str]) -> model.Instrumentation:
-    counts = {
-        status: sum(one.status == status for one in run.targets) for status in ("found", "missing", "failed")
-    }
+def _instrumentation(run: ledger_model.Run) -> model.Instrumentation:
+    counts = Counter(one.status for one in run.targets)
     shown = sorted(run.targets, key=lambda one: one.status in ("found", "pending"))[: model.MAX_TARGETS]
     targets = [row(model.Target, one) for one in sorted(shown, key=lambda one: one.id)]
     return {
@@ -240,19 +238,11 @@ def _coverage(run: ledger_model.Run, notes: list[str]) -> model.Coverage:
 
 def _summary(hooks: pd.DataFrame) -> list[model.SummaryRow]:
     """A row per hook, over all ranks and layers."""
-    summary: list[model.SummaryRow] = []
-    for name, group in hooks.groupby("hook", sort=False):
-        eligible, fired = int(group["eligible"].sum()), int(group["fired"].sum())
-        summary.append(
-            {
-                "hook": str(name),
-                "eligible": eligible,
-                "fired": fired,
-                "with_work": int(group["with_work"].sum()),
-                "share": round(fired / eligible, 6) if eligible else None,
-            }
-        )
-    return summary
+    sums = hooks.groupby("hook", sort=False)[["eligible", "fired", "with_work"]].sum().reset_index()
+    return [
+        row(model.SummaryRow, one, share=one["fired"] / one["eligible"] if one["eligible"] else None)
+        for one in sums.to_dict("records")
+    ]
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
@@ -391,10 +381,6 @@ def _requests(table: pd.DataFrame) -> model.Requests:
     if unended := len(table) - int(table["finished"].sum()):
         found["unended"] = unended
     return found
-
-
-def _timing(table: pd.DataFrame) -> list[model.TimingRow]:
-    return [row(model.TimingRow, one) for one in table.to_dict("records") if one["kind"] == "hook"]
 
 
 def _graphs(run: ledger_model.Run, notes: list[str]) -> list[model.GraphRow]:

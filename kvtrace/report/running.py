@@ -1,29 +1,27 @@
-"""Whether a run still goes on: a process that records is still there, on this host."""
+"""Whether a run still goes on: a process that records is still there, on this host. And who outlived a run:
+processes of vLLM that nobody ends any more."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from kvtrace.ledger.model import Process, Run
-from kvtrace.ledger.run_file import RunFile
+from kvtrace.ledger.model import Run
+from kvtrace.ledger.run_file import ListedProcess, RunFile
 from kvtrace.trace.facts import Header
 
 _OPEN = ("open", "cut")
 """Ends of a spool whose process has not closed it."""
 _SLACK_NS = 2_000_000_000
+_MOST = 8
 
 
 def still_running(run: Run) -> bool:
     """False as well where that cannot be told: another host, another container, no ``/proc``."""
     if run.run.ended_wall_ns is not None:
         return False
-    return _any_alive(one for one in run.processes if one.agent and one.end in _OPEN)
-
-
-def _any_alive(processes: Iterable[Process]) -> bool:
-    return any_alive(one.header for one in processes)
+    return any_alive(one.header for one in run.processes if one.agent and one.end in _OPEN)
 
 
 def any_alive(headers: Iterable[Header]) -> bool:
@@ -37,7 +35,30 @@ def any_alive(headers: Iterable[Header]) -> bool:
     return False
 
 
-def launcher_is_gone(file: RunFile) -> bool:
+def left_behind(file: RunFile) -> list[str]:
+    """A line where ``run.json`` names some; those of a run whose ``kvtrace run`` was killed as it last saw
+    them, as nobody has looked since."""
+    if file.left:
+        return [f"{_named(file.left)} outlived the command: {_end(file.left, file.host)}"]
+    alive = tuple(one for one in file.processes if one.vllm and one.alive)
+    if alive and _launcher_is_gone(file):
+        return [f"kvtrace run was killed, and {_named(alive)} lived then: {_end(alive, file.host)}"]
+    return []
+
+
+def _end(processes: Sequence[ListedProcess], host: str) -> str:
+    pids = " ".join(str(one.pid) for one in processes[:_MOST])
+    where = f" on {host}" if host else ""
+    return f"what still runs of these may spin and hold its memory; to end it{where}: kill {pids}"
+
+
+def _named(processes: Sequence[ListedProcess]) -> str:
+    shown = ", ".join(f"pid {one.pid} ({one.name})" for one in processes[:_MOST])
+    more = len(processes) - _MOST
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def _launcher_is_gone(file: RunFile) -> bool:
     """Whether a run has no end since its ``kvtrace run`` was killed. False where that cannot be told."""
     if file.ended_wall_ns is not None or file.launcher <= 0 or file.host != socket.gethostname():
         return False

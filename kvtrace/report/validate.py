@@ -11,29 +11,17 @@ import math
 from typing import Any
 
 
-def schema_problem(value: object) -> str | None:
-    """Where and how `value` breaks the schema of reports, or None."""
-    from kvtrace.report.model import report_schema  # the types: readers take the published schema
-
-    return problem(value, report_schema())
-
-
 def problem(value: object, schema: dict[str, Any]) -> str | None:
     """What is wrong with `value` first, as ``where: what``, or None where it is valid by `schema`."""
     return _problem(value, schema, schema, "")
 
 
+_TYPES = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
+
+
 def _is(value: object, kind: str) -> bool:
-    if kind == "null":
-        return value is None
-    if kind == "boolean":
-        return isinstance(value, bool)
-    if kind == "string":
-        return isinstance(value, str)
-    if kind == "array":
-        return isinstance(value, list)
-    if kind == "object":
-        return isinstance(value, dict)
+    if kind in _TYPES:
+        return isinstance(value, _TYPES[kind])
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     if isinstance(value, float) and not math.isfinite(value):

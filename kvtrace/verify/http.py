@@ -45,13 +45,11 @@ class Client:
         self._address = address
         self._names: list[str] = []
 
-    def call(
-        self, method: str, path: str, body: Any = None, patience: float = 30.0
-    ) -> tuple[int, dict[str, Any]]:
+    def call(self, method: str, path: str, patience: float = 30.0) -> tuple[int, dict[str, Any]]:
         """Status (0: no answer) and the JSON object that came back."""
         connection = self._connect(patience)
         try:
-            connection.request(method, path, _json(body), self._headers())
+            connection.request(method, path, headers=self._headers())
             answer = connection.getresponse()
             value = json.loads(answer.read() or b"{}")
             return answer.status, value if isinstance(value, dict) else {}
@@ -82,8 +80,6 @@ class Client:
 
     def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         """Together; the replies in their order."""
-        if len(requests) == 1:
-            return [self._one(requests[0], patience)]
         begin = threading.Barrier(len(requests))
 
         def one(request: Request) -> Reply:
@@ -109,7 +105,7 @@ class Client:
         body = self.body(request) | ({"stream": True} if streamed else {})
         connection = self._connect(patience)
         try:
-            connection.request("POST", "/v1/completions", _json(body), self._headers(request.id))
+            connection.request("POST", "/v1/completions", json.dumps(body), self._headers(request.id))
             answer = connection.getresponse()
             if answer.status != 200:
                 said = answer.read(4096).decode("utf-8", "replace")
@@ -151,10 +147,6 @@ class Client:
         if self._address.key:
             headers["Authorization"] = f"Bearer {self._address.key}"
         return headers
-
-
-def _json(body: Any) -> bytes | None:
-    return None if body is None else json.dumps(body).encode()
 
 
 def _since(began: float) -> float:

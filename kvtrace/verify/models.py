@@ -29,7 +29,7 @@ _DONE = "kvtrace-model.json"
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 
-def _common(layers: int = _LAYERS) -> dict[str, Any]:
+def _common(layers: int) -> dict[str, Any]:
     return {
         "vocab_size": _VOCABULARY, "hidden_size": _HIDDEN, "intermediate_size": _INNER,
         "num_hidden_layers": layers, "num_attention_heads": _HEADS, "num_key_value_heads": 2,
@@ -37,14 +37,6 @@ def _common(layers: int = _LAYERS) -> dict[str, Any]:
         "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16",
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "rope_theta": 10000.0,
     }  # fmt: skip
-
-
-def _outside() -> Shapes:
-    return {
-        "model.embed_tokens.weight": (_VOCABULARY, _HIDDEN),
-        "model.norm.weight": (_HIDDEN,),
-        "lm_head.weight": (_VOCABULARY, _HIDDEN),
-    }
 
 
 def _mlp(layer: str) -> Shapes:
@@ -72,73 +64,59 @@ def _norms(layer: str, *names: str) -> Shapes:
 _AROUND = ("input_layernorm", "post_attention_layernorm")
 
 
-def _llama() -> Shapes:
-    found = _outside()
-    for number in range(_LAYERS):
-        layer = f"model.layers.{number}"
-        found |= {**_attention(layer), **_mlp(layer), **_norms(layer, *_AROUND)}
-    return found
+def _llama(layer: str, number: int) -> Shapes:
+    return {**_attention(layer), **_mlp(layer), **_norms(layer, *_AROUND)}
 
 
 _RANK, _NOPE, _ROPE = 512, 64, 64
 
 
-def _deepseek() -> Shapes:
-    found = _outside()
-    for number in range(_LAYERS):
-        layer = f"model.layers.{number}"
-        own = f"{layer}.self_attn"
-        found |= {
-            f"{own}.q_proj.weight": (_HEADS * (_NOPE + _ROPE), _HIDDEN),
-            f"{own}.kv_a_proj_with_mqa.weight": (_RANK + _ROPE, _HIDDEN),
-            f"{own}.kv_a_layernorm.weight": (_RANK,),
-            f"{own}.kv_b_proj.weight": (_HEADS * (_NOPE + _HEAD), _RANK),
-            f"{own}.o_proj.weight": (_HIDDEN, _HEADS * _HEAD),
-            **_mlp(layer),
-            **_norms(layer, *_AROUND),
-        }
-    return found
+def _deepseek(layer: str, number: int) -> Shapes:
+    own = f"{layer}.self_attn"
+    return {
+        f"{own}.q_proj.weight": (_HEADS * (_NOPE + _ROPE), _HIDDEN),
+        f"{own}.kv_a_proj_with_mqa.weight": (_RANK + _ROPE, _HIDDEN),
+        f"{own}.kv_a_layernorm.weight": (_RANK,),
+        f"{own}.kv_b_proj.weight": (_HEADS * (_NOPE + _HEAD), _RANK),
+        f"{own}.o_proj.weight": (_HIDDEN, _HEADS * _HEAD),
+        **_mlp(layer),
+        **_norms(layer, *_AROUND),
+    }
 
 
-def _gemma() -> Shapes:
-    found = _outside()
-    for number in range(6):
-        layer = f"model.layers.{number}"
-        found |= {
-            **_attention(layer),
-            **_mlp(layer),
-            **_norms(layer, *_AROUND, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-            f"{layer}.self_attn.q_norm.weight": (_HEAD,),
-            f"{layer}.self_attn.k_norm.weight": (_HEAD,),
-        }
-    return found
+def _gemma(layer: str, number: int) -> Shapes:
+    return {
+        **_attention(layer),
+        **_mlp(layer),
+        **_norms(layer, *_AROUND, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        f"{layer}.self_attn.q_norm.weight": (_HEAD,),
+        f"{layer}.self_attn.k_norm.weight": (_HEAD,),
+    }
 
 
 _STATE, _MAMBA = 32, 256
 """Size of a Mamba2 state, and of what goes through it: four heads of 64."""
 
 
-def _granite() -> Shapes:
-    found = _outside()
-    for number in range(_LAYERS):
-        layer = f"model.layers.{number}"
-        own = f"{layer}.mamba"
-        wide = _MAMBA + 2 * _STATE
-        state: Shapes = {
-            f"{own}.in_proj.weight": (_MAMBA + wide + 4, _HIDDEN),
-            f"{own}.conv1d.weight": (wide, 1, 4),
-            f"{own}.conv1d.bias": (wide,),
-            f"{own}.A_log": (4,),
-            f"{own}.D": (4,),
-            f"{own}.dt_bias": (4,),
-            f"{own}.norm.weight": (_MAMBA,),
-            f"{own}.out_proj.weight": (_HIDDEN, _MAMBA),
-        }
-        found |= _attention(layer, _HIDDEN // _HEADS) if number % 2 else state
-        found |= _norms(layer, *_AROUND)
-        found[f"{layer}.shared_mlp.input_linear.weight"] = (2 * _INNER, _HIDDEN)
-        found[f"{layer}.shared_mlp.output_linear.weight"] = (_HIDDEN, _INNER)
-    return found
+def _granite(layer: str, number: int) -> Shapes:
+    own = f"{layer}.mamba"
+    wide = _MAMBA + 2 * _STATE
+    state: Shapes = {
+        f"{own}.in_proj.weight": (_MAMBA + wide + 4, _HIDDEN),
+        f"{own}.conv1d.weight": (wide, 1, 4),
+        f"{own}.conv1d.bias": (wide,),
+        f"{own}.A_log": (4,),
+        f"{own}.D": (4,),
+        f"{own}.dt_bias": (4,),
+        f"{own}.norm.weight": (_MAMBA,),
+        f"{own}.out_proj.weight": (_HIDDEN, _MAMBA),
+    }
+    return {
+        **(_attention(layer, _HIDDEN // _HEADS) if number % 2 else state),
+        **_norms(layer, *_AROUND),
+        f"{layer}.shared_mlp.input_linear.weight": (2 * _INNER, _HIDDEN),
+        f"{layer}.shared_mlp.output_linear.weight": (_HIDDEN, _INNER),
+    }
 
 
 @dataclass(frozen=True)
@@ -146,22 +124,30 @@ class Kind:
     """A kind of model, as far as it decides how vLLM lays out its KV cache.
 
     Attributes:
-        says: in words.
         config: of its ``config.json``, beside what all have.
-        shapes: its weights.
+        layer: the weights of one layer, by its name and its number.
     """
 
-    says: str
     architecture: str
     config: Mapping[str, Any]
-    shapes: Callable[[], Shapes]
+    layer: Callable[[str, int], Shapes]
     layers: int = _LAYERS
+
+    def shapes(self) -> Shapes:
+        """All of its weights."""
+        found: Shapes = {
+            "model.embed_tokens.weight": (_VOCABULARY, _HIDDEN),
+            "model.norm.weight": (_HIDDEN,),
+            "lm_head.weight": (_VOCABULARY, _HIDDEN),
+        }
+        for number in range(self.layers):
+            found |= self.layer(f"model.layers.{number}", number)
+        return found
 
 
 KINDS: Mapping[str, Kind] = {
-    "gqa": Kind("grouped-query attention", "LlamaForCausalLM", {"model_type": "llama"}, _llama),
-    "mla": Kind(
-        "MLA, one latent a token and layer",
+    "gqa": Kind("LlamaForCausalLM", {"model_type": "llama"}, _llama),  # grouped-query attention
+    "mla": Kind(  # one latent a token and layer
         "DeepseekV2ForCausalLM",
         {
             "model_type": "deepseek_v2", "kv_lora_rank": _RANK, "q_lora_rank": None,
@@ -170,8 +156,7 @@ KINDS: Mapping[str, Kind] = {
         },
         _deepseek,
     ),
-    "sliding": Kind(
-        "a sliding window beside full attention",
+    "sliding": Kind(  # a sliding window beside full attention
         "Gemma3ForCausalLM",
         {
             "model_type": "gemma3_text", "sliding_window": 128, "query_pre_attn_scalar": 64,
@@ -181,8 +166,7 @@ KINDS: Mapping[str, Kind] = {
         _gemma,
         6,
     ),
-    "hybrid": Kind(
-        "layers that keep a state a request beside full attention",
+    "hybrid": Kind(  # layers that keep a state a request beside full attention
         "GraniteMoeHybridForCausalLM",
         {
             "model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * (_LAYERS // 2),
@@ -206,27 +190,21 @@ def folder() -> Path:
 
 
 def make(kind: str, place: Path | None = None) -> Path:
-    """The folder of that kind's model, made where it is not there.
+    """The folder of that kind's model, made where it is not there; a finished one is left as it is.
 
     Raises:
         OSError: it cannot be written.
     """
     path = (place or folder()) / f"{kind}-{VERSION}"
-    of = KINDS[kind]
-    return _folder(path, dict(_documents(of)), "model.safetensors", of.shapes())
-
-
-def _folder(path: Path, documents: Mapping[str, Any], weights: str, shapes: Shapes) -> Path:
-    """A finished folder is left as it is."""
     if (path / _DONE).exists():
         return path
     half = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
     try:
-        for name, value in documents.items():
+        for name, value in _documents(KINDS[kind]):
             (half / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        _write_weights(half / weights, shapes)
+        _write_weights(half / "model.safetensors", KINDS[kind].shapes())
         (half / _DONE).write_text(json.dumps({"version": VERSION}) + "\n", encoding="utf-8")
         if not (path / _DONE).exists():  # another process may have been faster
             shutil.rmtree(path, ignore_errors=True)

@@ -16,7 +16,8 @@ import typer
 
 import kvtrace.report.read
 from kvtrace import __version__
-from kvtrace.cli.app import app, main
+from kvtrace.cli.app import main
+from kvtrace.cli.commands import app
 from kvtrace.cli.examples import EXAMPLES
 from kvtrace.errors import KvtraceError
 

@@ -72,7 +72,19 @@ def test_explaining_a_report_loads_no_library(report: Path, option: list[str]) -
     modules = loaded("explain", str(report), *option)
     assert not modules & set(HEAVY), modules & set(HEAVY)
     rooms = {name.split(".")[1] for name in of_kvtrace(modules) if "." in name}
-    quick = {"cli", "render", "report", "gate", "trace", "errors", "labels", "regular", "terms", "words"}
+    quick = {
+        "cli",
+        "render",
+        "report",
+        "gate",
+        "trace",
+        "errors",
+        "grouped",
+        "labels",
+        "regular",
+        "terms",
+        "words",
+    }
     assert rooms <= quick
 
 

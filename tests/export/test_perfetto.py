@@ -14,7 +14,7 @@ from synth import Fate, Prompt, Rounding, Sim, run_json
 from kvtrace.export.run import open_run
 from kvtrace.export.selection import Wanted
 from kvtrace.export.timeline import write_perfetto
-from kvtrace.export.trace_file import TraceFile
+from kvtrace.export.trace_file import Sequence, TraceFile
 
 Shell = Callable[..., tuple[int, str, str]]
 
@@ -169,7 +169,7 @@ def test_calls_that_overlap_on_one_thread_stay_whole(tmp_path: Path) -> None:
     out = TraceFile(file)
     process = opened.processes[0]
     no_flows: Any = None
-    writer = _Writer(process, 0, _Tracks(out, process, 1), out.sequence(2), no_flows)
+    writer = _Writer(process, 0, _Tracks(out, process, 1), Sequence(out, 2), no_flows)
     spans = [(0, 10, "a"), (2, 4, "b"), (5, 15, "c"), (10, 12, "d"), (15, 15, "e"), (15, 20, "f")]
     writer.slices([Call(t0, t1, ("thread", 0), name, {}) for t0, t1, name in spans])
     got = sorted((begin, end, name) for _, name, begin, end, *_ in Timeline(file.getvalue()).slices())

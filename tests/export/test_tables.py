@@ -207,6 +207,14 @@ def test_a_header_with_impossible_numbers_is_no_obstacle(shell: Shell, tmp_path:
     assert shell("export", run, "--format", kind, "-o", tmp_path / "out")[0] == 0
 
 
+def test_a_kind_of_record_that_is_gone_can_be_cut_too(run: Path) -> None:
+    """Spools of other versions hold kinds that this one does not know."""
+    gone = np.zeros((2, 8), dtype=np.int64)
+    gone[:, 0] = 0xFE
+    for wanted in (Wanted(steps=(1, 1)), Wanted(layers="0")):
+        assert len(open_run(run, wanted).selection.of(gone, {})) == 2
+
+
 def test_the_books_are_of_the_whole_run(run: Path) -> None:
     part = open_run(run, Wanted(steps=(1, 1)))
     whole = causes.diagnose(ledger.read_run(run))

@@ -10,7 +10,7 @@ import connector_ci
 import pytest
 import tomllib
 
-from kvtrace.cli.app import app
+from kvtrace.cli.commands import app
 from kvtrace.gate.rules import from_table
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ from kvtrace.launch.processes import Process, ProcessTable
 from kvtrace.launch.spy import MISSING, Spy, SpyError
 from kvtrace.ledger.run_file import ListedProcess, RunFile, read_run_file
 from kvtrace.ledger.stuck_file import Frame, Thread
-from kvtrace.report.left_behind import left_behind
+from kvtrace.report.running import left_behind
 
 FRONT = ["/usr/bin/python3", "/x/bin/vllm", "serve", "m"]
 WAITS = Frame("select", "/usr/lib/python3.11/selectors.py", 468)

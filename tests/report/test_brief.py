@@ -288,9 +288,9 @@ def test_only_a_living_recording_process_makes_a_run_go_on() -> None:
         "another one has its number now": replace(mine, header=replace(mine.header, wall_ns=10**18)),
         "gone": process(2**22 + 1, here, now),
     }
-    assert running._any_alive([mine])
+    assert running.any_alive([mine.header])
     for why, one in none.items():
-        assert not running._any_alive([one]), why
+        assert not running.any_alive([one.header]), why
 
 
 def test_a_run_that_ended_is_not_running() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.picture.model import Map, Picture, State
 from kvtrace.render.html.markup import Content, Markup, section, tag, text
-from kvtrace.render.html.sections import device_table, requests_table, timing_table
+from kvtrace.render.html.sections import device, requests_table, timing
 from kvtrace.render.layout import names
 from kvtrace.render.report import profiles
 from kvtrace.report.model import Report
@@ -23,10 +23,9 @@ WITHOUT = (
 def heat_maps(picture: Picture | None) -> Markup:
     """Layers x steps, one map for workers that look alike."""
     title = "Layers and steps"
-    if picture is None:
-        return section("map", title, tag("p", WITHOUT))
-    if not picture.maps:
-        return section("map", title, tag("p", "No worker of this run recorded a step of a layer."))
+    if picture is None or not picture.maps:
+        none = "No worker of this run recorded a step of a layer."
+        return section("map", title, tag("p", WITHOUT if picture is None else none))
     lead = (
         "What happened in each layer in each step. Where a step computed prompt tokens, the cell says what "
         "became of them in that layer; elsewhere, what was called."
@@ -93,10 +92,9 @@ _MARKS = (
 def request_lanes(picture: Picture | None, report: Report) -> Markup:
     """Requests in time."""
     title = "Requests"
-    if picture is None:
-        return section("requests", title, tag("p", WITHOUT), requests_table(report))
-    if not picture.lanes:
-        return section("requests", title, tag("p", "No request was recorded."), requests_table(report))
+    if picture is None or not picture.lanes:
+        why = WITHOUT if picture is None else "No request was recorded."
+        return section("requests", title, tag("p", why), requests_table(report))
     shown = plural(len(picture.lanes), "request")
     few = len(picture.lanes) < picture.requests
     of = f" of {count(picture.requests)}: those that lost most, and the first ones" if few else ""
@@ -123,11 +121,11 @@ def hook_times(report: Report) -> Markup:
             role="img",
             aria_label=f"Median and p99 of {rows}: the table says the same",
         )
-        device = " Square: the median of the same hook on the device." if _device_medians(report) else ""
-        words = f"Dot: median; stroke: 99th percentile.{device} The scale is logarithmic."
+        square = " Square: the median of the same hook on the device." if _device_medians(report) else ""
+        words = f"Dot: median; stroke: 99th percentile.{square} The scale is logarithmic."
         caption = tag("figcaption", words, class_="dim")
         parts.append(tag("figure", [caption, chart], data_times=True))
-    parts += [timing_table(report), device_table(report)]
+    parts += [timing(report), device(report)]
     if line := profiles(report):
         parts.append(tag("p", line))
     return section("times", "Hook times, host and device", *parts)
@@ -136,11 +134,11 @@ def hook_times(report: Report) -> Markup:
 def times_data(report: Report) -> list[dict[str, object]]:
     """For the chart: the hooks that took most, most first; nanoseconds."""
     rows = sorted(report["timing"], key=lambda row: -row["total_ns"])[:16]
-    device = _device_medians(report)
+    medians = _device_medians(report)
     return [
         {
             "name": row["hook"], "p50": row["p50_ns"], "p99": row["p99_ns"], "calls": row["count"],
-            "device": device.get(row["hook"], 0),
+            "device": medians.get(row["hook"], 0),
         }
         for row in rows
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from kvtrace.render import page
 from kvtrace.words import clean
 
 
@@ -19,7 +20,6 @@ class Markup(str):
 Content: TypeAlias = "str | Iterable[str]"
 """Text (escaped), Markup (as it is), or several of them."""
 
-_EMPTY = frozenset({"i", "meta"})
 _JSON = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -68,6 +68,21 @@ def table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[Content]], 
     ]
     return tag("div", [tag("table", parts)], class_="wide", tabindex=0, role="region",
                aria_label=caption or ", ".join(name for name, _ in columns if name))  # fmt: skip
+
+
+def table_of(part: page.Table, caption: str) -> Markup:
+    """A table of a page, all of it."""
+    heads = [(column.head, column.right) for column in part.columns]
+    return table(heads, [map(_cell, row.cells) for row in part.rows], caption)
+
+
+def _cell(cell: str) -> str:
+    return tag("code", cell) if isinstance(cell, page.Code) else cell
+
+
+def definitions(rows: Iterable[tuple[Content, Content]]) -> Markup:
+    """Names, and what there is to say of each."""
+    return tag("dl", [part for name, words in rows for part in (tag("dt", name), tag("dd", words))])
 
 
 def bullets(lines: Iterable[Content]) -> Markup:

@@ -11,10 +11,10 @@ from typing import Any
 
 from kvtrace import __version__
 from kvtrace.picture.model import Picture
-from kvtrace.render.html import charts, sections, verify
-from kvtrace.render.html.markup import Markup, embedded, tag
+from kvtrace.render.html import charts, sections
+from kvtrace.render.html.markup import Content, Markup, bullets, embedded, section, table, tag
 from kvtrace.report.model import Report
-from kvtrace.verify.answers import Result
+from kvtrace.verify.answers import Answer, Answered, Result
 
 _NAV = (
     ("findings", "Findings"), ("ledger", "Ledger"), ("flow", "Token flow"), ("ruled-out", "Ruled out"),
@@ -49,13 +49,30 @@ def page(report: Report, picture: Picture | None = None) -> str:
     return document(sections.title(report), parts, library, script)
 
 
+_ANSWERS = {Answer.PROVED: "good", Answer.FAILED: "bad"}
+
+
 def verify_page(result: Result) -> str:
-    """The answers of ``kvtrace verify`` as an HTML document."""
-    parts = [
-        tag("header", [tag("h1", "kvtrace verify"), tag("p", result.subject)]),
-        tag("main", [verify.section_of(result)]),
+    """Each property with its answer; a failure with its evidence and the command that repeats it."""
+    heads = (("Answer", False), ("Property", False), ("What was seen", False))
+    rows = [
+        (
+            tag("span", one.verdict.answer.value, class_=_ANSWERS.get(one.verdict.answer, "dim")),
+            [tag("code", one.key), " ", one.title],
+            _seen(one, result.again.get(one.key, "")),
+        )
+        for one in result.answers
     ]
-    return document(f"verify {result.subject}", parts)
+    told = section("verify", "Proof by return", table(heads, rows, "Properties"), bullets(result.notes))
+    header = tag("header", [tag("h1", "kvtrace verify"), tag("p", result.subject)])
+    return document(f"verify {result.subject}", [header, tag("main", [told])])
+
+
+def _seen(one: Answered, again: str) -> Content:
+    parts = [tag("p", one.verdict.says)]
+    if one.verdict.evidence:
+        parts.append(bullets(one.verdict.evidence))
+    return [*parts, tag("code", again)] if again else parts
 
 
 def document(title: str, parts: Sequence[Markup], *scripts: str) -> str:

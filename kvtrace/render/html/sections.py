@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.render.answers import uneven, where
-from kvtrace.render.html.markup import Content, Markup, bullets, section, table, tag, text
+from kvtrace.gate.shares import grade_of
+from kvtrace.render.answers import outcomes, uneven, where
+from kvtrace.render.html.markup import (
+    Content,
+    Markup,
+    bullets,
+    definitions,
+    section,
+    table,
+    table_of,
+    tag,
+    text,
+)
 from kvtrace.render.report import (
+    device_table,
     event_words,
     finding_facts,
     headline,
     outcome_label,
     state_lines,
+    timing_table,
 )
 from kvtrace.report.model import Finding, Ledger, Report, Stage
-from kvtrace.terms import FAULT, KEPT, MEANS, NOT_OBSERVED, SAVED, Grade, outcome_order, severity_word
+from kvtrace.terms import FAULT, KEPT, MEANS, NOT_OBSERVED, Grade, severity_word
 from kvtrace.terms import Stage as StageNumber
-from kvtrace.words import count, duration, percent, plural, size
+from kvtrace.words import count, percent, plural, size
 
 MOST_REQUESTS = 60
 _ORDER = [grade.label for grade in Grade]
+_MEANS = {grade.label: words for grade, words in MEANS.items()}
 
 
 def title(report: Report) -> str:
@@ -36,8 +48,8 @@ def top(report: Report) -> Markup:
     """What ran, and the answer."""
     button = tag("button", "Dark", id="theme", type="button", class_="noprint")
     facts = [tag("p", " · ".join(line), class_="facts") for line in headline(report)]
-    grade = _saved_grade(report["ledger"]["saves"])
-    seen = [tag("p", [f"Grade of evidence for what was saved: {grade} ({_means(grade)})"], class_="dim")]
+    grade = grade_of(report["ledger"]["saves"])
+    seen = f"Grade of evidence for what was saved: {grade} ({_MEANS.get(grade, '')})"
     return tag(
         "header",
         [
@@ -45,23 +57,9 @@ def top(report: Report) -> Markup:
             *facts,
             tag("p", report["verdict"], class_="verdict", id="verdict"),
             tag("p", " ".join(filter(None, (where(report), uneven(report)))), class_="where"),
-            *(seen if grade else []),
+            *([tag("p", seen, class_="dim")] if grade else []),
         ],
     )
-
-
-def _means(label: str) -> str:
-    return next((words for grade, words in MEANS.items() if grade.label == label), "")
-
-
-def _least(labels: Iterable[str]) -> str:
-    """The least of some grades, "" of none."""
-    known = [label for label in labels if label in _ORDER]
-    return min(known, key=_ORDER.index) if known else ""
-
-
-def _saved_grade(ledger: Ledger) -> str:
-    return _least(grade for grade, n in ledger.get("grades", {}).get(SAVED, {}).items() if n)
 
 
 # ------------------------------------------------------------------------------ token flow
@@ -87,12 +85,12 @@ def _stage(report: Report, stage: Stage, most: int, last: bool) -> Markup:
         if lost
         else []
     )
-    grade = _least(one.get("grade") or "" for one in why) if lost else ""
-    grade = grade or (_saved_grade(report["ledger"]["saves"]) if last else "")
+    grades = [grade for one in why if (grade := one.get("grade") or "") in _ORDER]
+    grade = min(grades, key=_ORDER.index, default="") or (grade_of(report["ledger"]["saves"]) if last else "")
     name = stage["name"] or StageNumber(stage["stage"]).label
     numbers = [f"{count(stage['in'])} in, {count(stage['out'])} out"]
     numbers += [f", {count(lost)} lost"] if lost else []
-    pipe = [_width("i", stage["out"] / most), _width("i", lost / most, "lost")]
+    pipe = [_width(stage["out"] / most), _width(lost / most, "lost")]
     words: list[Content] = []
     for one in why:
         amount = f" {plural(one['tokens'], 'token')}"
@@ -111,11 +109,11 @@ def _stage(report: Report, stage: Stage, most: int, last: bool) -> Markup:
     )
 
 
-def _width(name: str, share: float, kind: str | None = None) -> Markup:
+def _width(share: float, kind: str | None = None) -> Markup:
     """A bar; a share above nothing shows."""
     if share <= 0:
         return Markup()
-    return tag(name, "", class_=kind, style=f"width:{max(0.5, min(1.0, share) * 100):.2f}%")
+    return tag("i", "", class_=kind, style=f"width:{max(0.5, min(1.0, share) * 100):.2f}%")
 
 
 # --------------------------------------------------------------------------------- ledgers
@@ -134,21 +132,13 @@ def ledgers(report: Report) -> Markup:
 
 
 def _ledger(ledger: Ledger, caption: str) -> Markup:
-    accounts, total = ledger["accounts"], ledger["total_tokens"]
     rows: list[list[Content]] = []
-    for name in sorted(
-        (one for one in accounts if accounts[one]), key=lambda one: (outcome_order(one), -accounts[one])
-    ):
-        tokens = ledger["tokens"].get(name, accounts[name] / (ledger["pairs"] or 1))
-        share = min(tokens / total if total else accounts[name] / ledger["total"], 1.0)
-        grade = _least(label for label, n in ledger.get("grades", {}).get(name, {}).items() if n)
-        bar = tag(
-            "span", [_width("i", share, None if name in KEPT else "bad")], class_="bar", aria_hidden="true"
-        )
+    for name, tokens, share, grade in outcomes(ledger):
+        bar = tag("span", [_width(share, None if name in KEPT else "bad")], class_="bar", aria_hidden="true")
         rows.append(
             [outcome_label(name), count(tokens), percent(share), "" if name == NOT_OBSERVED else grade, bar]
         )
-    rows.append(["all", count(total), percent(1.0) if ledger["total"] else "", "", ""])
+    rows.append(["all", count(ledger["total_tokens"]), percent(1.0) if ledger["total"] else "", "", ""])
     heads = (("outcome", False), ("tokens", True), ("share", True), ("grade", False), ("", False))
     note = f"{count(ledger['total'])} token-layers, totals match exactly. {ledger['trust_note']}"
     return text([table(heads, rows, caption), tag("p", note, class_="dim")])
@@ -192,11 +182,9 @@ def ruled_out(report: Report) -> Markup:
         ("not observed: nothing can be said", [(one["id"], one["why"]) for one in report["not_observed"]]),
     ):
         if rows:
-            terms = [
-                part for name, words in rows for part in (tag("dt", [tag("code", name)]), tag("dd", words))
-            ]
             head = tag("summary", f"{count(len(rows))} {title}")
-            parts.append(tag("details", [head, tag("dl", terms)]))
+            terms = definitions(([tag("code", name)], words) for name, words in rows)
+            parts.append(tag("details", [head, terms]))
     return section("ruled-out", "Ruled out", *(parts or [tag("p", "Nothing was ruled out.")]))
 
 
@@ -218,36 +206,18 @@ def requests_table(report: Report) -> Markup:
     return tag("details", [tag("summary", title), table(heads, rows, "Requests")]) if rows else Markup()
 
 
-def timing_table(report: Report) -> Markup:
-    rows = []
-    for row in sorted(report["timing"], key=lambda row: -row["total_ns"]):
-        share = "" if row["share_of_steps"] is None else percent(row["share_of_steps"])
-        times = [
-            duration(row["p50_ns"] / 1e9),
-            duration(row["p99_ns"] / 1e9),
-            duration(row["total_ns"] / 1e9),
-        ]
-        rows.append([tag("code", row["hook"]), row["clock"], count(row["count"]), *times, share])
-    heads = (
-        ("hook", False), ("clock", False), ("calls", True), ("median", True), ("p99", True), ("sum", True),
-        ("of the steps", True),
-    )  # fmt: skip
-    return table(heads, rows, "Hook times") if rows else tag("p", "No call of a hook was recorded.")
+def timing(report: Report) -> Markup:
+    if not report["timing"]:
+        return tag("p", "No call of a hook was recorded.")
+    return table_of(timing_table(report, len(report["timing"]), sums=True), "Hook times")
 
 
-def device_table(report: Report) -> Markup:
+def device(report: Report) -> Markup:
     if "device" not in report:
         return tag("p", "No device times were taken: all times are the host's.", class_="dim")
-    rows = [
-        [tag("code", row["name"]), count(row["count"]), duration(row["host_p50_ns"] / 1e9),
-         duration(row["device_p50_ns"] / 1e9), duration(row["host_total_ns"] / 1e9),
-         duration(row["device_total_ns"] / 1e9)]
-        for row in report["device"]["rows"] if row["count"]
-    ]  # fmt: skip
-    heads = (("hook or op", False), ("calls", True), ("host median", True), ("device median", True),
-             ("host sum", True), ("device sum", True))  # fmt: skip
+    made = table_of(device_table(report["device"]), "The same calls on host and device")
     note = "Device time is from event to event: it includes the device's waits for the host."
-    return text([table(heads, rows, "The same calls on host and device"), tag("p", note, class_="dim")])
+    return text([made, tag("p", note, class_="dim")])
 
 
 def processes(report: Report) -> Markup:
@@ -295,10 +265,7 @@ _WORDS = (
 
 
 def glossary(report: Report) -> Markup:
-    grades = [(f"grade: {grade.label}", words) for grade, words in MEANS.items()]
+    grades = [(f"grade: {grade}", words) for grade, words in _MEANS.items()]
     named = [one["id"] for one in report["findings"]]
     causes = [(one, CATALOGUE[one].meaning) for one in dict.fromkeys(named) if one in CATALOGUE]
-    terms = [
-        part for name, words in (*_WORDS, *grades, *causes) for part in (tag("dt", name), tag("dd", words))
-    ]
-    return section("glossary", "Glossary", tag("dl", terms))
+    return section("glossary", "Glossary", definitions((*_WORDS, *grades, *causes)))
