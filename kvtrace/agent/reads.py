@@ -72,12 +72,9 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.config", "ParallelConfig", "decode_context_parallel_size", since("0.11.1")),
     _reads("vllm.config", "ParallelConfig", "prefill_context_parallel_size", since("0.12.0")),
     _reads("vllm.config", "SchedulerConfig", "max_num_batched_tokens max_num_seqs enable_chunked_prefill"),
-    _reads("vllm.config", "SchedulerConfig", "async_scheduling", since("0.10.2")),
     _reads("vllm.config", "CacheConfig", "block_size enable_prefix_caching"),
     _reads("vllm.config", "CompilationConfig", "static_forward_context"),
     _reads("vllm.config", "CompilationConfig", "cudagraph_mode", since("0.10.2")),
-    _reads("vllm.config", "CompilationConfig", "level", since("0.8.5", "0.17.1")),
-    _reads("vllm.config", "CompilationConfig", "mode", since("0.11.1")),
     _reads("vllm.config", "KVTransferConfig", "kv_connector kv_role kv_connector_extra_config"),
     _reads("vllm.config", "KVTransferConfig", "kv_connector_module_path engine_id", since("0.9.2")),
     _reads("vllm.config", "CUDAGraphMode", "NONE PIECEWISE FULL", since("0.10.2")),
@@ -92,10 +89,9 @@ READS: tuple[Reads, ...] = (
     # the scheduler (scheduler.py, block_tables.py, prefixes.py, handover.py, metadata/, describe.py)
     _reads(
         "vllm.v1.core.sched.scheduler", "Scheduler",
-        "vllm_config cache_config block_size max_num_scheduled_tokens kv_cache_config connector requests "
+        "vllm_config cache_config block_size kv_cache_config connector requests "
         "running kv_cache_manager _free_request finish_requests",
     ),
-    _reads("vllm.v1.core.sched.scheduler", "Scheduler", "hash_block_size", since("0.26.0")),
     _reads("vllm.v1.core.sched.scheduler", "Scheduler", "_handle_invalid_blocks", since("0.11.1")),
     _reads("vllm.v1.core.sched.scheduler", "Scheduler", "_preempt_request", since("0.12.0")),
     Reads("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("get_block_ids(request_id)",), since("0.9.2")),
@@ -141,7 +137,7 @@ READS: tuple[Reads, ...] = (
     ),
     _reads(
         "vllm.v1.worker.gpu_worker", "Worker",
-        "rank local_rank device model_runner load_model determine_available_memory compile_or_warm_up_model",
+        "rank device model_runner load_model determine_available_memory compile_or_warm_up_model",
     ),
     _reads("vllm.v1.worker.gpu_worker", "Worker", "sample_tokens", since("0.11.1")),
     _reads("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", "", since("0.12.0")),

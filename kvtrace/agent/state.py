@@ -263,7 +263,6 @@ class Agent:
             role=_guess_role(),
             process=multiprocessing.current_process().name,
             python=".".join(str(part) for part in sys.version_info[:3]),
-            executable=sys.executable,
             argv=tuple(mask.mask_argv(list(sys.argv))[:64]),
             host=socket.gethostname(),
             wall_ns=time.time_ns(),

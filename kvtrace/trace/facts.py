@@ -58,7 +58,6 @@ class Header(Document):
     role: str = "other"
     process: str = ""
     python: str = ""
-    executable: str = ""
     argv: tuple[str, ...] = ()
     host: str = ""
     wall_ns: int = 0
@@ -139,17 +138,13 @@ class Engine(Document):
     pp: int | None = None
     dp: int | None = None
     block_size: int | None = None
-    hash_block_size: int | None = None
     max_num_batched_tokens: int | None = None
-    max_num_scheduled_tokens: int | None = None
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     prefix_caching: bool | None = None
     chunked_prefill: bool | None = None
-    async_scheduling: bool | None = None
     enforce_eager: bool | None = None
     cudagraph_mode: str | None = None
-    compilation_mode: str | int | None = None
     scheduler: str | None = None
     kv_transfer: KvTransfer | None = None
     connector_created: bool | None = None
@@ -179,12 +174,10 @@ class Worker(Document):
     tag: int = 0
     ordinal: int = 0
     rank: int = 0
-    local_rank: int | None = None
     tp_rank: int | None = None
     pp_rank: int | None = None
     dp_rank: int = 0
     worker_class: str | None = None
-    runner_class: str | None = None
     device: str | None = None
     kv_layers: tuple[str, ...] = ()
     direct_call: Mapping[str, bool] = field(default_factory=dict)

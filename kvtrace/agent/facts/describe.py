@@ -133,19 +133,13 @@ def engine(scheduler: Any, tag: int) -> Engine:
         pp=get(config, "parallel_config.pipeline_parallel_size", 1),
         dp=get(config, "parallel_config.data_parallel_size", 1),
         block_size=block_size(scheduler),
-        hash_block_size=plain(getattr(scheduler, "hash_block_size", None)),
         max_num_batched_tokens=get(config, "scheduler_config.max_num_batched_tokens"),
-        max_num_scheduled_tokens=plain(getattr(scheduler, "max_num_scheduled_tokens", None)),
         max_num_seqs=get(config, "scheduler_config.max_num_seqs"),
         max_model_len=get(config, "model_config.max_model_len"),
         prefix_caching=bool(get(config, "cache_config.enable_prefix_caching", False)),
         chunked_prefill=bool(get(config, "scheduler_config.enable_chunked_prefill", False)),
-        async_scheduling=bool(get(config, "scheduler_config.async_scheduling", False)),
         enforce_eager=bool(get(config, "model_config.enforce_eager", False)),
         cudagraph_mode=plain(get(config, "compilation_config.cudagraph_mode")),
-        compilation_mode=plain(
-            get(config, "compilation_config.mode", get(config, "compilation_config.level"))
-        ),
         scheduler=type(scheduler).__name__,
         kv_transfer=kv_transfer(config),
         connector_created=connector is not None,
@@ -174,12 +168,10 @@ def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
     return Worker(
         ordinal=ordinal,
         rank=plain(getattr(inner, "rank", getattr(wrapper, "global_rank", 0))),
-        local_rank=plain(getattr(inner, "local_rank", None)),
         tp_rank=_group_rank("get_tp_group"),
         pp_rank=_group_rank("get_pp_group"),
         dp_rank=dp_rank(config),
         worker_class=f"{type(inner).__module__}.{type(inner).__qualname__}",
-        runner_class=_qualified(getattr(inner, "model_runner", None)),
         device=str(getattr(inner, "device", "")) or None,
         kv_layers=layers,
         other_layers=others,
@@ -192,10 +184,6 @@ def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
         connector_live=connector is not None,
         connector=index_of(connector),
     )
-
-
-def _qualified(value: Any) -> str | None:
-    return None if value is None else f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _group_rank(getter: str) -> int | None:
