@@ -16,9 +16,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
+from kvtrace.agent.code.traces import entries, outwards
 from kvtrace.trace.mask import mask_text
 
 LEFT_OUT = "…"
@@ -109,11 +111,7 @@ def _at(filename: Any) -> str:
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
-    for _ in range(_MOST_FRAMES):
-        if trace is None:
-            return
-        yield trace
-        trace = trace.tb_next
+    return islice(entries(trace), _MOST_FRAMES)
 
 
 def _raised_there(trace: TracebackType) -> bool:
@@ -124,14 +122,9 @@ def _raised_there(trace: TracebackType) -> bool:
 
 
 def _maker(record: logging.LogRecord) -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return None
-        if frame.f_code.co_filename == record.pathname and frame.f_code.co_name == record.funcName:
-            return frame
-        frame = frame.f_back
-    return None
+    wanted = (record.pathname, record.funcName)
+    frames = outwards(sys._getframe(1), _MOST_FRAMES)
+    return next((one for one in frames if (one.f_code.co_filename, one.f_code.co_name) == wanted), None)
 
 
 def _written(error: BaseException | None, frames: list[FrameType]) -> set[str]:

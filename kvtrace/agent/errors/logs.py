@@ -29,7 +29,7 @@ MAX_FACTS = 100
 
 _counts: dict[tuple[str, str, str], int] = {}
 _by_thread: dict[int, int] = {}
-_spool: object = None
+AGENT.openings.append(_counts.clear)
 
 
 def emitted() -> int:
@@ -57,7 +57,6 @@ def install() -> None:
 
 
 def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
-    global _spool
     if AGENT.recorder is None:
         return
     if record.pathname.replace("\\", "/").endswith(owners.BASES):
@@ -72,10 +71,6 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
     else:
         _by_thread[get_ident()] = emitted() + 1
     hook, index, layer = place
-    if _spool is not AGENT.recorder:
-        # another run's spool: what was said once must be said there too
-        _spool = AGENT.recorder
-        _counts.clear()
     key = (record.name, str(record.msg), hook)
     count = _counts.get(key, 0) + 1
     if count == 1 and len(_counts) >= MAX_FACTS:
