@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -530,13 +530,13 @@ def _read(value: Any, hint: Any) -> Any:
         read = (_read(value, one) for one in get_args(hint))
         return next((one for one in read if one is not _WRONG), _WRONG)
     if origin is tuple:
-        return _items(value, get_args(hint)[0]) if isinstance(value, list) else _WRONG
+        return _items(value, get_args(hint)[0]) if isinstance(value, (list, tuple)) else _WRONG
     if origin is not None:  # Mapping[str, X]
         return _table(value, get_args(hint)[1]) if isinstance(value, dict) else _WRONG
     return _scalar(value, hint)
 
 
-def _items(value: list[Any], hint: Any) -> tuple[Any, ...]:
+def _items(value: Iterable[Any], hint: Any) -> tuple[Any, ...]:
     return tuple(read for item in value if (read := _read(item, hint)) is not _WRONG)
 
 

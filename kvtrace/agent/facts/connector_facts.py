@@ -55,11 +55,15 @@ def resolves(live: type, module_path: str | None, name: str | None) -> bool | No
 
 
 def requires_piecewise(connector: Any, base: type) -> bool | None:
-    """What the class says to vLLM of graphs (0.17.1+): a pure class method, asked with a copy."""
+    """What the class says to vLLM of graphs (0.17.1+)."""
+    return says_piecewise(base, get(connector, "_kv_transfer_config.kv_connector_extra_config"))
+
+
+def says_piecewise(base: type, extra: Any) -> bool | None:
+    """``requires_piecewise_for_cudagraph``, a pure class method, asked with a copy; None: not known."""
     ask = getattr(base, "requires_piecewise_for_cudagraph", None)
     if ask is None:
         return None
-    extra = get(connector, "_kv_transfer_config.kv_connector_extra_config")
     try:
         return bool(ask(copy.deepcopy(extra) if isinstance(extra, dict) else {}))
     except Exception:

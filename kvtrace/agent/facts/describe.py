@@ -70,17 +70,18 @@ def kv_transfer(config: Any) -> KvTransfer | None:
         role=plain(getattr(transfer, "kv_role", None)),
         module_path=plain(getattr(transfer, "kv_connector_module_path", None)),
         engine_id=plain(getattr(transfer, "engine_id", None)),
-        extra=mask_mapping(_jsonable(extra)),
+        extra=mask_mapping(jsonable(extra)),
     )
 
 
-def _jsonable(value: Any, depth: int = 0) -> Any:
+def jsonable(value: Any, depth: int = 0) -> Any:
+    """A copy of a configuration as JSON, of bounded size; what is no JSON as its text."""
     if depth > 6:
         return "..."
     if isinstance(value, dict):
-        return {str(key): _jsonable(item, depth + 1) for key, item in list(value.items())[:200]}
+        return {str(key): jsonable(item, depth + 1) for key, item in list(value.items())[:200]}
     if isinstance(value, (list, tuple, set)):
-        return [_jsonable(item, depth + 1) for item in list(value)[:200]]
+        return [jsonable(item, depth + 1) for item in list(value)[:200]]
     return plain(value)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvtrace.agent.code import config_source
-from kvtrace.agent.facts.connector_facts import does_nothing, resolves
+from kvtrace.agent.facts.connector_facts import does_nothing, resolves, says_piecewise
+from kvtrace.agent.facts.describe import jsonable
 from kvtrace.agent.preflight import rounding, signatures, sources
 from kvtrace.agent.preflight.facts import Class, CommandLine, ExtraKeys
 
@@ -76,7 +77,7 @@ def _by_vllm(given: dict[str, Any]) -> type:
 
 def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child: bool = False) -> FoundClass:
     extra = extra if isinstance(extra, dict) else {}
-    common: dict[str, Any] = {"child": child, "role": given.get("kv_role"), "extra": _plain(extra)}
+    common: dict[str, Any] = {"child": child, "role": given.get("kv_role"), "extra": jsonable(extra)}
     try:
         cls = load()
     except (Exception, SystemExit) as error:
@@ -100,7 +101,7 @@ def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child:
         idle=tuple(name for name in public if does_nothing(getattr(cls, name, None))),
         elsewhere=signatures.elsewhere(cls, base),
         signatures=tuple(signatures.signatures(cls, base)),
-        piecewise=_piecewise(cls, extra),
+        piecewise=says_piecewise(cls, extra),
         hma=_hma(cls),
         **_of_source(cls, base, extra),
         **common,
@@ -117,13 +118,6 @@ def _of_source(cls: type, base: type, extra: dict[str, Any]) -> dict[str, Any]:
         return {"like": like, "rounds": tuple(rounding.roundings(texts, extra))}
     except (sources.Unknown, SyntaxError, ValueError, RecursionError):
         return {}
-
-
-def _piecewise(cls: Any, extra: dict[str, Any]) -> bool | None:
-    try:
-        return bool(cls.requires_piecewise_for_cudagraph(dict(extra)))
-    except Exception:  # the connector's own code: then it is not known
-        return None
 
 
 def _hma(cls: type) -> bool | None:
@@ -160,12 +154,3 @@ def where(error: BaseException) -> str:
         if not ("/vllm/" in file or "/kvtrace/" in file or "importlib" in file or file.startswith("<")):
             return f"{frame.filename}:{frame.lineno}"
     return ""
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    """JSON of a configuration; what is no JSON becomes its type's name."""
-    if isinstance(value, dict) and depth < 6:
-        return {str(key): _plain(one, depth + 1) for key, one in list(value.items())[:_MOST]}
-    if isinstance(value, (list, tuple)) and depth < 6:
-        return [_plain(one, depth + 1) for one in value[:_MOST]]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__
