@@ -25,6 +25,7 @@ from kvtrace.launch.spy import MISSING, program, why_not
 from kvtrace.launch.stuck import ROLES
 from kvtrace.ledger.run_file import PROFILE_DIR, PROFILE_SUFFIX
 from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
+from kvtrace.words import plural
 
 MOST_SAMPLES = 30_000
 """In one profile: ten minutes at 50 a second."""
@@ -91,7 +92,7 @@ class Sampler:
         folder = self._rundir.path / PROFILE_DIR
         found = sorted(folder.glob(f"*{PROFILE_SUFFIX}")) if folder.is_dir() else []
         if found:
-            kept = f"{len(found)} profile{'s' if len(found) > 1 else ''}"
+            kept = plural(len(found), "profile")
             say(f"{kept} in {self._rundir.shown}/{PROFILE_DIR}: open them at https://www.speedscope.app")
         return found
 

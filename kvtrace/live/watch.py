@@ -11,10 +11,11 @@ from pathlib import Path
 
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.run_file import RunFile, read_run_file
+from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.live.analysis import Analyses
 from kvtrace.live.counts import WINDOW_NS, Counts, EngineSteps, HookTimes
 from kvtrace.live.model import ProcessLook, Snapshot, State
-from kvtrace.live.stuck import open_hooks
+from kvtrace.live.stuck import of_looks
 from kvtrace.live.tail import Tail
 from kvtrace.report.read import REPORT_NAME
 from kvtrace.report.running import any_alive
@@ -63,7 +64,7 @@ class Watch:
         Args:
             wait: with an analysis of all that is there; else the last one, and a newer one begins where due.
         """
-        file, _ = read_run_file(self.run_dir)
+        (file, _), (stuck, _) = read_run_file(self.run_dir), read_stuck_file(self.run_dir)
         self._read()
         wall = now = self._wall()
         state = self._state(file)
@@ -89,7 +90,7 @@ class Watch:
             records=sum(one.counts.records for one in processes),
             spool_bytes=sum(one.tail.size for one in processes),
             processes=looks,
-            open_hooks=open_hooks(self.run_dir, looks, wall) if state == "running" else (),
+            open_hooks=of_looks(stuck, looks, wall) if state == "running" else (),
             hooks=_hooks(one.counts for one in processes),
             settled=settled,
             analysis=self._analyses.latest(),
