@@ -271,7 +271,7 @@ class Agent:
             host=socket.gethostname(),
             wall_ns=time.time_ns(),
             perf_ns=clock(),
-            vllm=_vllm_version(),
+            vllm=version_of("vllm"),
             boot=boot(),
         )
 
@@ -413,10 +413,10 @@ def _guess_role() -> str:
     return "scheduler" if "engine" in name or "core" in name else "front"
 
 
-def _vllm_version() -> str | None:
-    module = sys.modules.get("vllm")
-    version = getattr(module, "__version__", None)
-    return version if isinstance(version, str) else None
+def version_of(module: str) -> str | None:
+    """Of an imported package; None where it does not say."""
+    version = getattr(sys.modules.get(module), "__version__", None)
+    return str(version) if version is not None else None
 
 
 def complain(message: str) -> None:

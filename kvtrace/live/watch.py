@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from kvtrace.report.running import any_alive
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Header
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK, STEP_SHIFT
+from kvtrace.trace.options import transfer_in
 from kvtrace.trace.reader import SpoolError, spool_paths
 
 _GRACE_NS = 10_000_000_000
@@ -96,7 +95,7 @@ class Watch:
             analysis=self._analyses.latest(),
             problem=self._problem or self._analyses.problem,
             vllm=next((one.header.vllm for one in processes if one.header.vllm), ""),
-            connector=configured(file.command),
+            connector=str((transfer_in(file.command) or {}).get("kv_connector") or ""),
         )
 
     @property
@@ -130,17 +129,6 @@ class Watch:
         return max(
             (one.header.wall_ns + one.counts.last_t - one.header.perf_ns for one in placed), default=None
         )
-
-
-def configured(command: Sequence[str]) -> str:
-    """The connector that a command's --kv-transfer-config names; "" where there is none to be read."""
-    for word, after in zip(command, (*command[1:], ""), strict=False):
-        option, equals, value = word.partition("=")
-        if option.replace("_", "-") == "--kv-transfer-config":
-            with contextlib.suppress(ValueError, RecursionError):
-                found = json.loads(value if equals else after)
-                return str(found.get("kv_connector") or "") if isinstance(found, dict) else ""
-    return ""
 
 
 _Engines = Mapping[int, tuple[_Process, EngineSteps]]

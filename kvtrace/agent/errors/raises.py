@@ -34,7 +34,8 @@ _here: dict[int, list[Raises]] = {}
 _tool = -1
 
 
-_IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
+IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""How generators end."""
 _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERATOR", "SUSPEND"})
 """Instructions with which a frame is left without an exception."""
 
@@ -156,7 +157,7 @@ class Raises:
         return next(found, None)
 
     def keep(self, error: Any, trace: TracebackType | None) -> None:
-        if not isinstance(error, BaseException) or isinstance(error, _IGNORED) or trace is None:
+        if not isinstance(error, BaseException) or isinstance(error, IGNORED) or trace is None:
             return
         known = self._known(error)
         if known is not None and known.top in map(id, entries(trace.tb_next)):

@@ -40,15 +40,9 @@ def wrap_parser(module: ModuleType) -> None:
     cls.error = error
 
 
-def wrap_engine_core(module: ModuleType) -> None:
-    _wrap_init(module.EngineCore, ENGINE_CORE, Role.SCHEDULER)
-
-
-def wrap_llm(module: ModuleType) -> None:
-    _wrap_init(module.LLM, LLM, Role.FRONT)
-
-
-def _wrap_init(cls: Any, stage: str, role: Role) -> None:
+def wrap_init(name: str, stage: str, role: Role, module: ModuleType) -> None:
+    """The constructor of a class of the module."""
+    cls = getattr(module, name)
     cls.__init__ = _watched(cls.__init__, stage, role)
 
 

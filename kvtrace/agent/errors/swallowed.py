@@ -33,7 +33,6 @@ BACKGROUND = (THREAD, EXECUTOR, ASYNCIO)
 MAX_FACTS = 100
 _MAX_LATEST = 64
 _MAX_TOLD = 64
-_IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
 _STOPS = (KeyboardInterrupt, SystemExit)
 _ORDINARY = (KeyError, AttributeError, IndexError, ImportError)
 _SAVING = frozenset(hook.name for hook in hooks.SAVING)
@@ -262,7 +261,7 @@ def _tracer() -> str:
 
 
 def _is_a_stop(error: BaseException | None) -> bool:
-    return isinstance(error, (*_IGNORED, *_STOPS)) or type(error).__name__ == "CancelledError"
+    return isinstance(error, (*raises.IGNORED, *_STOPS)) or type(error).__name__ == "CancelledError"
 
 
 def _innermost(trace: TracebackType | None) -> str:

@@ -10,6 +10,7 @@ import sys
 from enum import Enum
 from typing import Any
 
+from kvtrace.agent.state import version_of
 from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace.facts import NOT_OF_TOKENS, Engine, KvGroup, KvTransfer, Worker
 from kvtrace.trace.mask import mask_mapping, mask_text
@@ -53,11 +54,6 @@ def platform() -> str | None:
     current = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
     name = getattr(current, "device_type", None) or getattr(current, "device_name", None)
     return str(name) if name else None
-
-
-def _version(module: str) -> str | None:
-    version = getattr(sys.modules.get(module), "__version__", None)
-    return str(version) if version is not None else None
 
 
 def kv_transfer(config: Any) -> KvTransfer | None:
@@ -125,8 +121,8 @@ def engine(scheduler: Any, tag: int) -> Engine:
     connector = getattr(scheduler, "connector", None)
     return Engine(
         tag=tag,
-        vllm=_version("vllm"),
-        torch=_version("torch"),
+        vllm=version_of("vllm"),
+        torch=version_of("torch"),
         platform=platform(),
         model=mask_text(str(get(config, "model_config.model", ""))),
         dp_rank=dp_rank(config),

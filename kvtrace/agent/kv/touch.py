@@ -78,13 +78,11 @@ def touched(layout: Layout, pattern: Pattern) -> list[LayerTouch] | None:
 # --- cutting a pattern at the ends of the layer's dimensions --------------------------------------------
 
 
-class _Region:
+class _Region(NamedTuple):
     """Bases, and for each of the layer's dimensions the steps that go out from each (None: none)."""
 
-    __slots__ = ("bases", "steps")
-
-    def __init__(self, bases: Array, steps: list[Array | None]) -> None:
-        self.bases, self.steps = bases, steps
+    bases: Array
+    steps: list[Array | None]
 
 
 def _cut(layout: Layout, region: _Region, dims: tuple[tuple[int, int], ...], regions: list[_Region]) -> bool:

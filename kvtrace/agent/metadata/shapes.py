@@ -7,6 +7,7 @@ builtin types. Arrays of numpy and torch are read where they lie in host memory,
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -261,9 +262,7 @@ def _array(value: Any) -> Integers | None:
     """A one-dimensional array of integers; of several dimensions none but with a single row or column."""
     if not str(value.dtype).startswith(_INTEGER_TYPES):
         return None
-    size = 1
-    for length in value.shape:
-        size *= int(length)
+    size = math.prod(map(int, value.shape))
     if not value.shape or size != max(value.shape) or size > 1 << 24:
         return None
     if getattr(getattr(value, "device", None), "type", "cpu") not in ("cpu", None):

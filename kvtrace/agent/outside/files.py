@@ -28,7 +28,7 @@ _MOST_PLACES = 8192
 _MOST_OPEN = 24
 _WRITING = os.O_WRONLY | os.O_RDWR
 _SEGMENTS = "/dev/shm/"
-_NOISE = ("/dev/", "/proc/", "/sys/")
+NOISE = ("/dev/", "/proc/", "/sys/")
 
 
 class WrittenFile:
@@ -80,11 +80,11 @@ class WrittenFiles:
         name = os.path.abspath(os.fsdecode(path))
         if name.startswith(_SEGMENTS):
             way = Way.SHARED_MEMORY
-        elif name.startswith(_NOISE) or "__pycache__" in name or _ours(name):
+        elif name.startswith(NOISE) or "__pycache__" in name or _ours(name):
             return None
         known = self._places.get(name)
         empties = bool(flags & os.O_TRUNC)
-        size = _size(name)
+        size = size_of(name)
         if known is None:
             known = self._places[name] = WrittenFile(name, way, 0 if empties else size)
             if len(self._places) > _MOST_PLACES:
@@ -112,7 +112,7 @@ class WrittenFiles:
         if place is None:
             return None
         self._open.pop(old, None)
-        place.anew |= _size(new) > 0
+        place.anew |= size_of(new) > 0
         place.path = new
         self._places[new] = place
         self._keep(place)
@@ -170,7 +170,8 @@ def _ours(name: str) -> bool:
     return config is not None and name.startswith(str(config.dir / SPOOL_DIR) + os.sep)
 
 
-def _size(name: str) -> int:
+def size_of(name: str) -> int:
+    """0 where it is not there."""
     try:
         return os.path.getsize(name)
     except OSError:
@@ -240,7 +241,7 @@ def _remove(args: tuple[Any, ...]) -> None:
     if args[1] != -1:  # in a folder that is open, as shutil.rmtree does it
         name = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), name)
     name = os.path.abspath(name)
-    if not name.startswith(_NOISE) and not _ours(name):
+    if not name.startswith(NOISE) and not _ours(name):
         _tell(Removal(name))
         PLACES.removed(name)
 
@@ -267,9 +268,9 @@ _EVENTS: dict[str, Callable[[tuple[Any, ...]], None]] = {
 
 
 def _tell(removal: Removal, place: WrittenFile | None = None) -> None:
-    here = _here()
-    if here is not None:
-        here.moved(removal, place)
+    watched = here()
+    if watched is not None:
+        watched.moved(removal, place)
     elif origin_here() is not None:
         for tell in ELSEWHERE:
             tell(removal)
@@ -295,22 +296,18 @@ def _attached(path: str) -> None:
         AGENT.failed("files outside")
 
 
-def wanted() -> bool:
-    """Whether this thread is in a watched call or piece of work."""
-    return _here() is not None
-
-
-def _here() -> Any:
+def here() -> Any:
+    """The :class:`~kvtrace.agent.outside.call.OutsideCall` of this thread; None where nothing is watched."""
     return getattr(HERE.work, "outside", None)
 
 
 def _note(path: Any, flags: int, way: Way = Way.FILE) -> None:
     """What a watched call, or a connector's hook, opens."""
-    here = _here()
-    if here is not None or origin_here() is not None:
-        place = PLACES.opened(path, flags, way, here is not None)
-        if place is not None and here is not None:
-            here.opened(place)
+    watched = here()
+    if watched is not None or origin_here() is not None:
+        place = PLACES.opened(path, flags, way, watched is not None)
+        if place is not None and watched is not None:
+            watched.opened(place)
 
 
 def _wrap_segments(module: Any) -> None:
@@ -344,7 +341,7 @@ def _wrap_writer(holder: Any, name: str) -> None:
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if wanted():
+        if here() is not None:
             path = args[1] if len(args) > 1 else kwargs.get("filename", kwargs.get("name"))
             if isinstance(path, (str, bytes, os.PathLike)):
                 note(path)

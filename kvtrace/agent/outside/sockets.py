@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent.origin import HERE
+from kvtrace.agent.outside.files import here
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap import frames
 
@@ -34,10 +34,6 @@ def install() -> None:
             setattr(socket.socket, name, functools.update_wrapper(around(original), original))
 
 
-def _here() -> Any:
-    return getattr(HERE.work, "outside", None)
-
-
 def _told(tell: Callable[..., None], *args: Any) -> None:
     try:
         tell(*args)
@@ -47,40 +43,40 @@ def _told(tell: Callable[..., None], *args: Any) -> None:
 
 def _sending(original: Any) -> Any:
     def send(self: Any, data: Any, *args: Any) -> Any:
-        here = _here()
-        if here is None:
+        watched = here()
+        if watched is None:
             return original(self, data, *args)
         try:
             sent = original(self, data, *args)
         except OSError as error:
             if not isinstance(error, (BlockingIOError, InterruptedError)):
-                _told(here.failed, name_of(self))
+                _told(watched.failed, name_of(self))
             frames.step_out(error)
             raise
-        _told(_sent, here, self, data, sent)
+        _told(_sent, watched, self, data, sent)
         return sent
 
     return send
 
 
-def _sent(here: Any, sock: Any, data: Any, sent: int | None) -> None:
-    here.sent(name_of(sock), memoryview(data).nbytes if sent is None else sent)
+def _sent(watched: Any, sock: Any, data: Any, sent: int | None) -> None:
+    watched.sent(name_of(sock), memoryview(data).nbytes if sent is None else sent)
 
 
 def _connecting(original: Any) -> Any:
     def connect(self: Any, address: Any) -> Any:
-        here = _here()
-        if here is None:
+        watched = here()
+        if watched is None:
             return original(self, address)
         try:
             result = original(self, address)
         except OSError as error:
             if not isinstance(error, (BlockingIOError, InterruptedError)):
-                _told(here.failed, name_of_address(address))
+                _told(watched.failed, name_of_address(address))
             frames.step_out(error)
             raise
         if result and result not in _ON_THE_WAY:  # connect_ex
-            _told(here.failed, name_of_address(address))
+            _told(watched.failed, name_of_address(address))
         return result
 
     return connect

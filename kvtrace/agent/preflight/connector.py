@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrace.agent.code import config_source
 from kvtrace.agent.facts.connector_facts import does_nothing, resolves, says_piecewise
@@ -20,11 +20,12 @@ _MOST_CHILDREN = 8
 _MOST = 60
 
 
-class FoundClass:
+class FoundClass(NamedTuple):
     """A class with its facts, or the reason why there is none."""
 
-    def __init__(self, cls: type | None, facts: Class, extra: dict[str, Any]) -> None:
-        self.cls, self.facts, self.extra = cls, facts, extra
+    cls: type | None
+    facts: Class
+    extra: dict[str, Any]
 
 
 def connectors(asked: CommandLine, transfer: dict[str, Any] | None) -> list[FoundClass]:

@@ -16,6 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kvtrace.agent.kv.host import aside, event_behind
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps.prompts import ComputedSpan, Filled
 from kvtrace.trace.facts import LoadErrors
@@ -79,7 +80,7 @@ class KeptCopies:
                 continue
             size = self._sizes[one.group]
             digests = list(_digests(tokens, size, one, AGENT.config.salt))
-            came = min(len(digests), max(0, step.loaded.get(one.request, 0) // size - one.first))
+            came = min(len(digests), one.came(step.loaded, size))
             self._part(step, one, digests, range(came), True)
             self._part(step, one, digests, range(came, len(digests)), False)
 
@@ -138,10 +139,7 @@ class KeptCopies:
         if errors.device.type == "cpu":
             _write(fact, errors)
             return
-        aside = errors.to("cpu", non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(errors.device))
-        self._waiting.append(_Comparing(fact, aside, event))
+        self._waiting.append(_Comparing(fact, aside(errors), event_behind(errors.device)))
         if len(self._waiting) > _MOST_WAITING:
             self._waiting.popleft()
 

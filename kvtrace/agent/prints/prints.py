@@ -25,6 +25,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kvtrace.agent.budget import BudgetAccount
@@ -217,13 +218,13 @@ class Prints:
         step, wrapper, filled, loaded, spans = planned
         found = _tensors(wrapper, self._groups)
         if found is not None:
-            self._take(_Planned(step, sorted(filled, key=_group), found, loaded, spans))
+            self._take(_Planned(step, sorted(filled, key=_GROUP), found, loaded, spans))
 
     def _recheck(self, which: Callable[[], list[Filled]], last: bool = False) -> None:
         """``last``: nothing will ask for what is still on its way from a device then."""
 
         def look() -> None:
-            filled = sorted(which(), key=_group)
+            filled = sorted(which(), key=_GROUP)
             if not filled:  # in most steps: none of the layers is asked for
                 return
             found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
@@ -295,7 +296,7 @@ class Prints:
             first = at.get(one.group, 0)
             at[one.group] = first + len(one.blocks)
             own = self._own[one.group]
-            loaded = min(len(one.blocks), self._loaded_blocks(one, planned.loaded or {}))
+            loaded = one.came(planned.loaded or {}, self._sizes[one.group])
             for kind, low, high in ((1, 0, loaded), (0, loaded, len(one.blocks))):
                 numbers = (high - low) * len(own)
                 if 0 < numbers <= self._room[kind]:
@@ -309,10 +310,6 @@ class Prints:
                         layers,
                         of_group[one.group][first + low : first + high, own],
                     )
-
-    def _loaded_blocks(self, one: Filled, loaded: Mapping[str, int]) -> int:
-        """How many of its first blocks the connector loads, or they were there already."""
-        return max(0, loaded.get(one.request, 0) // self._sizes[one.group] - one.first)
 
     # --- the hash -------------------------------------------------------------------------
 
@@ -362,6 +359,7 @@ class Prints:
 
 PRINTS = Prints()
 
+_GROUP = attrgetter("group")
 _SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size")
 _INTEGERS: dict[int, Any] = {
     1: lambda torch: torch.int8,
@@ -419,10 +417,6 @@ def _alike(shape: tuple[int, ...], known: tuple[int, ...], dim: int) -> bool:
     if shape[: dim + 1] != known[: dim + 1]:
         return False
     return [size for size in shape if size > 1] == [size for size in known if size > 1]
-
-
-def _group(filled: Filled) -> int:
-    return filled.group
 
 
 def _loaded(output: Any) -> dict[str, int]:

@@ -6,7 +6,7 @@ that is resumed after its prompt was through is not taken up again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,15 @@ class Filled(NamedTuple):
     group: int
     first: int
     blocks: list[int]
+
+    def came(self, loaded: Mapping[str, int], size: int) -> int:
+        """How many of its first blocks the connector loads, or they were there already.
+
+        Args:
+            loaded: requests for which the connector loads -> leading tokens that the step did not compute.
+            size: tokens in a block.
+        """
+        return min(len(self.blocks), max(0, loaded.get(self.request, 0) // size - self.first))
 
 
 class ComputedSpan(NamedTuple):

@@ -469,8 +469,4 @@ def install() -> None:
     _installed = True
     for row in _FUNCTIONS:
         for module in (row.module, *row.also):
-            when_imported(module, functools.partial(_wrap_in, row))
-
-
-def _wrap_in(row: NativeCopy, module: ModuleType) -> None:
-    wrap(row, module)
+            when_imported(module, functools.partial(wrap, row))

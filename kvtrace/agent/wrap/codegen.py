@@ -15,8 +15,12 @@ from typing import Any
 
 from kvtrace.agent.wrap.frames import INTERNAL
 
-_EMPTY = inspect.Parameter.empty
-_Kind = inspect.Parameter
+_GIVEN: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+}
+"""How a parameter is handed on; others by position."""
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
@@ -26,43 +30,31 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+class _Spelt:
+    """In the place of a default value: the name of the variable that holds it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
 def _lists(signature: inspect.Signature) -> tuple[str, list[str], dict[str, Any]] | None:
     """(parameter list, arguments, default values) or None where it can't be spelt."""
-    parameters: list[str] = []
+    parameters: list[inspect.Parameter] = []
     arguments: list[str] = []
     defaults: dict[str, Any] = {}
-    positional_only = star = False
-    for parameter in signature.parameters.values():
-        name = parameter.name
+    for name, parameter in signature.parameters.items():
         if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_kvt_"):
             return None
-        if positional_only and parameter.kind is not _Kind.POSITIONAL_ONLY:
-            parameters.append("/")
-            positional_only = False
-        if parameter.kind is _Kind.POSITIONAL_ONLY:
-            positional_only = True
-        if parameter.kind is _Kind.VAR_POSITIONAL:
-            parameters.append(f"*{name}")
-            arguments.append(f"*{name}")
-            star = True
-            continue
-        if parameter.kind is _Kind.VAR_KEYWORD:
-            parameters.append(f"**{name}")
-            arguments.append(f"**{name}")
-            continue
-        if parameter.kind is _Kind.KEYWORD_ONLY and not star:
-            parameters.append("*")
-            star = True
-        spelt = name
-        if parameter.default is not _EMPTY:
+        default = parameter.default
+        if default is not parameter.empty:
             key = f"_kvt_default_{name}"
-            defaults[key] = parameter.default
-            spelt = f"{name}={key}"
-        parameters.append(spelt)
-        arguments.append(f"{name}={name}" if parameter.kind is _Kind.KEYWORD_ONLY else name)
-    if positional_only:
-        parameters.append("/")
-    return ", ".join(parameters), arguments, defaults
+            defaults[key], default = default, _Spelt(key)
+        parameters.append(parameter.replace(default=default, annotation=parameter.empty))
+        arguments.append(_GIVEN.get(parameter.kind, "{0}").format(name))
+    return str(inspect.Signature(parameters))[1:-1], arguments, defaults
 
 
 def generate(
