@@ -55,15 +55,6 @@ class Owner:
         inside = any(folder and filename.startswith(folder) for folder in folders)
         return inside and self.owns(filename)
 
-    def modules(self) -> list[str]:
-        """Names of the imported modules that may be its own: few of the thousands that there are."""
-        return [name for name in list(sys.modules) if self._may_own(name)]
-
-    def _may_own(self, module: str) -> bool:
-        if self._bundled and module.startswith("vllm."):
-            return any(word in module for word in _BUNDLED)
-        return top(module) in self._packages
-
     def _look(self, filename: str) -> bool:
         if filename.startswith("<") or is_stdlib_file(filename):
             return False

@@ -48,13 +48,7 @@ def _children(first: FoundClass, given: dict[str, Any], extra: dict[str, Any]) -
         if isinstance(child, dict) and child.get("kv_connector"):
             inner = {"kv_role": given.get("kv_role"), **child}
             own = child.get("kv_connector_extra_config") or {}
-            yield _found(
-                str(child["kv_connector"]),
-                lambda inner=inner: _by_vllm(inner),
-                inner,
-                own,
-                True,
-            )
+            yield _found(str(child["kv_connector"]), lambda inner=inner: _by_vllm(inner), inner, own)
 
 
 def _named(text: str) -> type:
@@ -76,9 +70,9 @@ def _by_vllm(given: dict[str, Any]) -> type:
     return made
 
 
-def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child: bool = False) -> FoundClass:
+def _found(configured: str, load: Any, given: dict[str, Any], extra: Any) -> FoundClass:
     extra = extra if isinstance(extra, dict) else {}
-    common: dict[str, Any] = {"child": child, "role": given.get("kv_role"), "extra": jsonable(extra)}
+    common: dict[str, Any] = {"role": given.get("kv_role"), "extra": jsonable(extra)}
     try:
         cls = load()
     except (Exception, SystemExit) as error:

@@ -119,7 +119,6 @@ class Class(Document):
         piecewise: its answer to requires_piecewise_for_cudagraph; None where there is none.
         hma: whether it declares support of the hybrid KV cache manager.
         rounds: where its source rounds down to whole units.
-        child: whether it is one of a MultiConnector.
         role, extra: of its configuration.
     """
 
@@ -140,7 +139,6 @@ class Class(Document):
     piecewise: bool | None = None
     hma: bool | None = None
     rounds: tuple[Rounding, ...] = ()
-    child: bool = False
     role: str | None = None
     extra: dict[str, Any] | None = None
 

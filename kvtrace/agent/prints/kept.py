@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from kvtrace.agent.kv.host import aside, event_behind
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.steps.prompts import ComputedSpan, Filled
+from kvtrace.agent.steps.prompts import Filled
 from kvtrace.trace.facts import LoadErrors
 from kvtrace.trace.format import Role
 
@@ -47,12 +47,12 @@ class _Comparing(NamedTuple):
 
 
 class StepBlocks(NamedTuple):
-    """What a step did, once it is over. ``loaded``: as of prints: requests -> leading tokens that it did not
-    compute; ``tensors``: the layers'."""
+    """What a step did, once it is over. ``ids``: of the tokens of prompts; ``loaded``: as of prints: requests
+    -> leading tokens that it did not compute; ``tensors``: the layers'."""
 
     number: int
     filled: Sequence[Filled]
-    spans: Sequence[ComputedSpan]
+    ids: Mapping[str, Sequence[int]]
     loaded: Mapping[str, int]
     tensors: Mapping[Any, Any]
 
@@ -73,9 +73,8 @@ class KeptCopies:
     def take(self, step: StepBlocks) -> None:
         """The current stream is behind the step's work."""
         self.settle()
-        prompts = {span.request: span.tokens for span in step.spans}
         for one in step.filled:
-            tokens = prompts.get(one.request)
+            tokens = step.ids.get(one.request)
             if not tokens or AGENT.config is None:
                 continue
             size = self._sizes[one.group]

@@ -38,7 +38,7 @@ from kvtrace.agent.prints.print_records import write_layers, write_prints
 from kvtrace.agent.prints.rechecks import Rechecks
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.steps import graphs
-from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, ComputedSpan, Filled, PromptBlocks
+from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, PromptBlocks
 from kvtrace.trace.format import Flag, Kind
 
 _DEVICE_RATE = 0.01
@@ -66,13 +66,14 @@ class _HashedLayer(NamedTuple):
 
 class _Planned(NamedTuple):
     """What is hashed at the end of a step. ``tensors``: the layers'. ``loaded``: requests for which the
-    connector loads -> leading tokens that the step did not compute; None: it is hashed once more."""
+    connector loads -> leading tokens that the step did not compute; None: it is hashed once more. ``ids``: of
+    the tokens of prompts."""
 
     step: int
     filled: list[Filled]
     tensors: Mapping[_HashedLayer, Any]
     loaded: Mapping[str, int] | None
-    spans: Sequence[ComputedSpan] = ()
+    ids: Mapping[str, Sequence[int]] = {}
 
 
 @dataclass
@@ -91,7 +92,8 @@ class Prints:
         self._groups: list[list[_HashedLayer]] = []
         self._sizes: list[int] = []
         self._prompts = PromptBlocks()
-        self._planned: tuple[int, Any, list[Filled], dict[str, int], list[ComputedSpan]] | None = None
+        self._planned: tuple[Any, _Planned] | None = None
+        """vLLM's worker, and what is hashed, the tensors not yet asked for."""
         self._rechecks = Rechecks()
         self._waiting: deque[_OnItsWay] = deque()
         self._weights: dict[tuple[Any, int], Any] = {}
@@ -163,7 +165,8 @@ class Prints:
             AGENT.failed("fingerprints")
             return
         if filled:
-            self._planned = worker.step, wrapper, filled, _loaded(output), self._prompts.spans
+            filled.sort(key=_GROUP)
+            self._planned = wrapper, _Planned(worker.step, filled, {}, _loaded(output), self._prompts.ids)
 
     def drop(self) -> None:
         """The end of the step was not seen: its blocks may have been given out again."""
@@ -209,16 +212,11 @@ class Prints:
         finally:
             OWN.busy = before
 
-    def _of_step(
-        self, planned: tuple[int, Any, list[Filled], dict[str, int], list[ComputedSpan]] | None
-    ) -> None:
+    def _of_step(self, planned: tuple[Any, _Planned] | None) -> None:
         self._settle()
-        if planned is None:
-            return
-        step, wrapper, filled, loaded, spans = planned
-        found = _tensors(wrapper, self._groups)
-        if found is not None:
-            self._take(_Planned(step, sorted(filled, key=_GROUP), found, loaded, spans))
+        found = None if planned is None else _tensors(planned[0], self._groups)
+        if planned is not None and found is not None:
+            self._take(planned[1]._replace(tensors=found))
 
     def _recheck(self, which: Callable[[], list[Filled]], last: bool = False) -> None:
         """``last``: nothing will ask for what is still on its way from a device then."""
@@ -249,14 +247,14 @@ class Prints:
                 total = (of_layers * self._factors_of(group, of_layers.device)).sum(1, keepdim=True)
                 sums.append(torch.cat((of_layers, total), dim=1))
         if self._kept is not None and planned.loaded is not None:
-            self._kept.take(StepBlocks(planned.step, filled, planned.spans, planned.loaded, planned.tensors))
+            self._kept.take(StepBlocks(planned.step, filled, planned.ids, planned.loaded, planned.tensors))
         device = sums[0].device
         if on_host(sums[0]):
             self._came(planned, sums)
         else:
             copies = [aside(of_group) for of_group in sums]
             event = event_behind(device)
-            self._waiting.append(_OnItsWay(planned._replace(tensors={}, spans=()), copies, event))
+            self._waiting.append(_OnItsWay(planned._replace(tensors={}, ids={}), copies, event))
             if len(self._waiting) > _MOST_WAITING:
                 self._waiting.popleft()
         cost = clock() - began

@@ -207,15 +207,15 @@ def _asks(queue: int) -> Work | None:
         if work is None:
             caller = sys._getframe(2)
             index = _owner_of_code(caller.f_code)
-            if index and threading.current_thread() is not threading.main_thread() and not _in_hook(caller):
+            if (
+                index
+                and threading.current_thread() is not threading.main_thread()
+                and frames.innermost(caller) is None
+            ):
                 return begin(THREAD, WorkOrigin(0, index), caller.f_code.co_filename)
     except Exception:
         AGENT.failed("queue")
     return None
-
-
-def _in_hook(caller: Any) -> bool:
-    return frames.innermost(caller) is not None
 
 
 def _take_item(queue: Any, item: Any) -> WorkOrigin | None:
@@ -303,7 +303,7 @@ def _handle_runs(original: Any) -> Any:
 def _step_begins(handle: Any) -> Work | None:
     try:
         task = getattr(handle._callback, "__self__", None)
-        coroutine = getattr(task, "get_coro", _nothing)()
+        coroutine = getattr(task, "get_coro", lambda: None)()
         origin = handle._context.get(ORIGIN)
         exact = coroutine is None or _not_begun(coroutine)
         if origin is not None and not exact:
@@ -312,10 +312,6 @@ def _step_begins(handle: Any) -> Work | None:
     except Exception:
         AGENT.failed("asyncio")
         return None
-
-
-def _nothing() -> None:
-    return None
 
 
 def _not_begun(coroutine: Any) -> bool:
