@@ -84,7 +84,8 @@ class Sampler:
         living = self._living()
         for one in self._open:
             if living:  # of a process that outlives the command: what was seen so far is written
-                _send(one, signal.SIGINT)
+                with contextlib.suppress(OSError):
+                    one.process.send_signal(signal.SIGINT)
         while self._open and time.monotonic() < until:
             self._collect()
             time.sleep(_TICK_SECONDS)
@@ -144,8 +145,3 @@ class Sampler:
         if reason not in self._said:  # once, not once a worker
             self._said.add(reason)
             say(line)
-
-
-def _send(one: _Profile, signum: int) -> None:
-    with contextlib.suppress(OSError):
-        one.process.send_signal(signum)

@@ -72,14 +72,9 @@ def says_piecewise(base: type, extra: Any) -> bool | None:
 
 def own_hooks(base: type) -> tuple[str, ...]:
     """Hooks that a connector's class, and not vLLM's base class, defines."""
-    return tuple(name for name in hooks.NAMES if _defined_by_user(base, name))
-
-
-def _defined_by_user(base: type, name: str) -> bool:
-    for cls in base.__mro__:
-        if name in cls.__dict__:
-            return cls.__name__ not in ("KVConnectorBase_V1", "KVConnectorBase", "SupportsHMA")
-    return False
+    definers = {name: cls.__name__ for cls in reversed(base.__mro__) for name in vars(cls)}
+    theirs = ("KVConnectorBase_V1", "KVConnectorBase", "SupportsHMA")
+    return tuple(name for name in hooks.NAMES if name in definers and definers[name] not in theirs)
 
 
 _IDLE_OPS = {

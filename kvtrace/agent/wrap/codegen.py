@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import keyword
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvtrace.agent.wrap.frames import INTERNAL
@@ -61,11 +61,11 @@ def generate(
     wrapped: Callable[..., Any],
     template: str,
     names: dict[str, Any],
-    *,
-    needs: tuple[str, ...] = (),
+    needs: Sequence[str],
+    fills: Mapping[str, str] | None = None,
 ) -> Callable[..., Any] | None:
-    """Compile ``template`` with ``{parameters}``, ``{arguments}``, ``{others}`` (all but the first) and
-    ``{plain}`` (those, without ``**kwargs``) filled in.
+    """Compile ``template`` with ``fills`` filled in, one after the other, and then ``{parameters}``,
+    ``{arguments}``, ``{others}`` (all but the first) and ``{plain}`` (those, without ``**kwargs``).
 
     The template defines ``_kvt_wrapper``. ``names`` are its globals. None where the
     signature can't be read or lacks a parameter of ``needs``: the caller falls back to
@@ -79,11 +79,13 @@ def generate(
         return None
     parameters, arguments, defaults = lists
     scope: dict[str, Any] = {**names, **defaults}
-    source = template.replace("{parameters}", parameters).replace("{arguments}", ", ".join(arguments))
-    source = source.replace("{others}", ", ".join(arguments[1:]))
-    source = source.replace("{plain}", ", ".join(one for one in arguments[1:] if not one.startswith("**")))
+    plain = ", ".join(one for one in arguments[1:] if not one.startswith("**"))
+    lists_of = {"parameters": parameters, "arguments": ", ".join(arguments)}
+    lists_of |= {"others": ", ".join(arguments[1:]), "plain": plain}
+    for field, text in {**(fills or {}), **lists_of}.items():
+        template = template.replace(f"{{{field}}}", text)
     file = f"<{INTERNAL}: kvtrace wrapper of {getattr(wrapped, '__qualname__', '?')}>"
-    exec(compile(source, file, "exec"), scope)
+    exec(compile(template, file, "exec"), scope)
     wrapper: Callable[..., Any] = scope["_kvt_wrapper"]
     functools.update_wrapper(wrapper, wrapped)
     return wrapper
