@@ -24,6 +24,7 @@ from kvtrace.agent.errors import logs, raises
 from kvtrace.agent.errors.raises import Raised, Raises
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT, clock, is_ours, where_raised
+from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace import facts, hooks
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Role
@@ -309,10 +310,10 @@ def _file(trace: TracebackType) -> str:
 
 def install_thread_hook() -> None:
     """Note what ends a thread of the connector's (``threading.excepthook``, chained)."""
-    before = threading.excepthook
-    if hasattr(before, "_kvtrace"):
-        return
+    wrap_once(threading, "excepthook", _dying)
 
+
+def _dying(before: Any) -> Any:
     def excepthook(args: Any, /) -> Any:
         try:
             _thread_died(args.exc_value)
@@ -320,8 +321,7 @@ def install_thread_hook() -> None:
             AGENT.failed("thread")
         return before(args)
 
-    excepthook._kvtrace = True  # type: ignore[attr-defined]
-    threading.excepthook = excepthook
+    return excepthook
 
 
 def _thread_died(error: BaseException | None) -> None:

@@ -11,19 +11,10 @@ and what can't be said exactly is None, for "not known".
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from kvtrace.agent.kv.late import Late
+from kvtrace.agent.kv.late import Array, Mask, np
 from kvtrace.agent.kv.layout import Layout
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.int64]
-    Mask = NDArray[np.bool_]
-else:
-    np = Late("numpy")
 
 _MOST_BASES = 1 << 19
 """Places of a pattern that are looked at one by one; more are not known."""

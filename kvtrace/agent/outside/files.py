@@ -13,7 +13,6 @@ or that are still empty, are looked at again at the end of each later call; so a
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 from kvtrace.agent.origin import HERE, origin_here
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap.imports import when_imported
+from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace.format import SPOOL_DIR, Way
 
 _MOST_PLACES = 8192
@@ -189,10 +189,12 @@ def install() -> None:
     if not _installed:
         _installed = True
         sys.addaudithook(_audit)
-        when_imported("multiprocessing.shared_memory", _wrap_segments)
+        segments, zips = "multiprocessing.shared_memory", "torch.serialization"
+        when_imported(segments, lambda module: wrap_once(module.SharedMemory, "__init__", _segment))
         for name in ("safetensors.torch", "safetensors.numpy", "safetensors"):
-            when_imported(name, lambda module: _wrap_writer(module, "serialize_file"))
-        when_imported("torch.serialization", _wrap_zip_writer)
+            when_imported(name, lambda module: wrap_once(module, "serialize_file", _writer))
+        zip_writer = "_open_zipfile_writer_file"
+        when_imported(zips, lambda module: wrap_once(getattr(module, zip_writer, None), "__init__", _writer))
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -310,11 +312,7 @@ def _note(path: Any, flags: int, way: Way = Way.FILE) -> None:
             watched.opened(place)
 
 
-def _wrap_segments(module: Any) -> None:
-    original = module.SharedMemory.__init__
-    if hasattr(original, "_kvtrace"):
-        return
-
+def _segment(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         create = args[1] if len(args) > 1 else kwargs.get("create", False)
@@ -324,22 +322,12 @@ def _wrap_segments(module: Any) -> None:
         else:
             _attached(path)
 
-    wrapper: Any = functools.update_wrapper(__init__, original)
-    wrapper._kvtrace = True
-    module.SharedMemory.__init__ = wrapper
+    return __init__
 
 
-def _wrap_zip_writer(module: Any) -> None:
-    _wrap_writer(getattr(module, "_open_zipfile_writer_file", None), "__init__")
-
-
-def _wrap_writer(holder: Any, name: str) -> None:
+def _writer(original: Any) -> Any:
     """A native writer that notes its path, the second argument, first."""
-    original = getattr(holder, name, None)
-    if original is None or hasattr(original, "_kvtrace"):
-        return
 
-    @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if here() is not None:
             path = args[1] if len(args) > 1 else kwargs.get("filename", kwargs.get("name"))
@@ -347,5 +335,4 @@ def _wrap_writer(holder: Any, name: str) -> None:
                 note(path)
         return original(*args, **kwargs)
 
-    wrapper._kvtrace = True  # type: ignore[attr-defined]
-    setattr(holder, name, wrapper)
+    return wrapper

@@ -2,7 +2,7 @@
 
     python probe.py ASKED ANSWER STACKS SECONDS
 
-ASKED is a JSON file (``facts.Asked``); each step writes a line of JSON to ANSWER as it begins and as it
+ASKED is a JSON file (``facts.CommandLine``); each step writes a line of JSON to ANSWER as it begins and as it
 ends. STACKS gets the threads' stacks where a step takes more than so many SECONDS. Nothing is started: no
 engine, no device, no connector is made.
 """

@@ -14,6 +14,7 @@ import sys
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kvtrace.agent.kv.host import aside, event_behind
@@ -189,11 +190,11 @@ def _write(fact: LoadErrors, errors: Any) -> None:
     largest, mean = errors.amax(1), errors.mean(1)
     of_blocks = errors[:, :, 0].amax(0)
     AGENT.fact(
-        LoadErrors(
-            fact.request, fact.step, fact.group, fact.loaded, fact.places, fact.layers,
-            tuple(_short(value) for value in largest[:, 0].tolist()),
-            tuple(_short(value) for value in mean[:, 1].tolist()),
-            int((of_blocks > 0).sum()),
+        replace(
+            fact,
+            largest=tuple(_short(value) for value in largest[:, 0].tolist()),
+            mean=tuple(_short(value) for value in mean[:, 1].tolist()),
+            differing=int((of_blocks > 0).sum()),
         ),
         Role.WORKER,
         flush=False,

@@ -12,7 +12,6 @@ there is room for, where the connector may load at all: they say which layers di
 another one's KV.
 
 Loaded blocks that hold what they held before are hashed again later (``rechecks.py``): REPRINTS records.
-Where some of their layers do, and others not, STAYED records say which.
 
 It costs several times a copy of these blocks, and has an account of its own beside the watch's. What it does
 not allow is left out, and what was not printed is compared with nothing.

@@ -29,6 +29,7 @@ from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch.work import Work, begin, forget, write_all
 from kvtrace.agent.wrap import frames
 from kvtrace.agent.wrap.imports import when_imported
+from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace.facts import Limit
 
 _MOST_ITEMS = 1 << 16
@@ -60,12 +61,7 @@ def install() -> None:
 
 
 def _wrap(cls: str, name: str, around: Callable[[Any], Any], module: ModuleType) -> None:
-    holder = getattr(module, cls, None)
-    original = vars(holder).get(name) if holder is not None else None
-    if original is not None and not hasattr(original, "_kvtrace"):
-        wrapper: Any = functools.update_wrapper(around(original), original)
-        wrapper._kvtrace = True
-        setattr(holder, name, wrapper)
+    wrap_once(getattr(module, cls, None), name, around)
 
 
 # --- other processes ---------------------------------------------------------------
