@@ -8,7 +8,6 @@ sent, and what comes back, is never looked at.
 from __future__ import annotations
 
 import errno
-import functools
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -16,22 +15,17 @@ from typing import Any
 from kvtrace.agent.outside.files import here
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap import frames
+from kvtrace.agent.wrap.once import wrap_once
 
 _SENDS, _CONNECTS = ("send", "sendall"), ("connect", "connect_ex")
 _ON_THE_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY, errno.EISCONN})
-_installed = False
 
 
 def install() -> None:
     """Idempotent."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     for names, around in ((_SENDS, _sending), (_CONNECTS, _connecting)):
         for name in names:
-            original = getattr(socket.socket, name)
-            setattr(socket.socket, name, functools.update_wrapper(around(original), original))
+            wrap_once(socket.socket, name, around)
 
 
 def _told(tell: Callable[..., None], *args: Any) -> None:
