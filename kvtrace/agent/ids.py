@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 from kvtrace.agent.state import AGENT
 
@@ -20,15 +19,13 @@ class Names:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._recorder: Any = None
         self._ids: dict[str, int] = {}
+        AGENT.openings.append(self._ids.clear)
 
     def id(self, text: str) -> int:
         recorder = AGENT.live()
         if recorder is None:
             return 0
-        if recorder is not self._recorder:
-            self._recorder, self._ids = recorder, {}
         ident = self._ids.get(text)
         if ident is None:
             ident = self._ids[text] = recorder.name(text)

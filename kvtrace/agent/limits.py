@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from kvtrace.agent.code import owners
+from kvtrace.agent.code import owners, traces
 from kvtrace.agent.origin import origin_here
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import facts
@@ -17,12 +17,11 @@ from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Role
 
 _MOST_OF_A_KIND = 8
-_MAX_DEPTH = 64
 _MAX_TEXT = 200
 
 _said: dict[tuple[int, Limit], set[str]] = {}
-_spool: object = None
 _lock = threading.Lock()
+AGENT.openings.append(_said.clear)
 
 
 def say(kind: Limit, what: str, index: int = 0, step: int = 0, where: str = "") -> None:
@@ -52,11 +51,7 @@ def say(kind: Limit, what: str, index: int = 0, step: int = 0, where: str = "") 
 
 
 def _new(kind: Limit, what: str, index: int) -> bool:
-    global _spool
     with _lock:
-        if _spool is not AGENT.recorder:
-            _spool = AGENT.recorder
-            _said.clear()
         known = _said.setdefault((index, kind), set())
         if what in known or len(known) >= _MOST_OF_A_KIND:
             return False
@@ -67,13 +62,7 @@ def _new(kind: Limit, what: str, index: int) -> bool:
 def _place(index: int) -> str:
     """The connector's innermost line that runs in this thread."""
     owner = owners.owner_of(index)
-    frame = sys._getframe(2)
-    for _ in range(_MAX_DEPTH):
-        if frame is None or owner is None:
-            break
-        name = frame.f_code.co_filename
-        if owner.owns(name):
-            short = "/".join(name.replace("\\", "/").split("/")[-2:])
-            return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
+    for frame in traces.outwards(sys._getframe(2)):
+        if owner is not None and owner.owns(frame.f_code.co_filename):
+            return traces.place(frame.f_code, frame.f_lineno)
     return ""

@@ -72,12 +72,9 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.config", "ParallelConfig", "decode_context_parallel_size", since("0.11.1")),
     _reads("vllm.config", "ParallelConfig", "prefill_context_parallel_size", since("0.12.0")),
     _reads("vllm.config", "SchedulerConfig", "max_num_batched_tokens max_num_seqs enable_chunked_prefill"),
-    _reads("vllm.config", "SchedulerConfig", "async_scheduling", since("0.10.2")),
     _reads("vllm.config", "CacheConfig", "block_size enable_prefix_caching"),
     _reads("vllm.config", "CompilationConfig", "static_forward_context"),
     _reads("vllm.config", "CompilationConfig", "cudagraph_mode", since("0.10.2")),
-    _reads("vllm.config", "CompilationConfig", "level", since("0.8.5", "0.17.1")),
-    _reads("vllm.config", "CompilationConfig", "mode", since("0.11.1")),
     _reads("vllm.config", "KVTransferConfig", "kv_connector kv_role kv_connector_extra_config"),
     _reads("vllm.config", "KVTransferConfig", "kv_connector_module_path engine_id", since("0.9.2")),
     _reads("vllm.config", "CUDAGraphMode", "NONE PIECEWISE FULL", since("0.10.2")),
@@ -92,10 +89,9 @@ READS: tuple[Reads, ...] = (
     # the scheduler (scheduler.py, block_tables.py, prefixes.py, handover.py, metadata/, describe.py)
     _reads(
         "vllm.v1.core.sched.scheduler", "Scheduler",
-        "vllm_config cache_config block_size max_num_scheduled_tokens kv_cache_config connector requests "
+        "vllm_config cache_config block_size kv_cache_config connector requests "
         "running kv_cache_manager _free_request finish_requests",
     ),
-    _reads("vllm.v1.core.sched.scheduler", "Scheduler", "hash_block_size", since("0.26.0")),
     _reads("vllm.v1.core.sched.scheduler", "Scheduler", "_handle_invalid_blocks", since("0.11.1")),
     _reads("vllm.v1.core.sched.scheduler", "Scheduler", "_preempt_request", since("0.12.0")),
     Reads("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("get_block_ids(request_id)",), since("0.9.2")),
@@ -109,12 +105,14 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.sampling_params", "SamplingParams", ""),
     _reads(
         "vllm.v1.core.sched.output", "SchedulerOutput",
-        "num_scheduled_tokens total_num_scheduled_tokens scheduled_new_reqs finished_req_ids",
+        "num_scheduled_tokens total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs "
+        "finished_req_ids",
     ),
-    _reads("vllm.v1.core.sched.output", "SchedulerOutput", "scheduled_cached_reqs"),
     _reads("vllm.v1.core.sched.output", "SchedulerOutput", "preempted_req_ids", since("0.12.0")),
-    _reads("vllm.v1.core.sched.output", "NewRequestData", "req_id block_ids"),
-    _reads("vllm.v1.core.sched.output", "NewRequestData", "prompt_token_ids num_computed_tokens"),
+    _reads(
+        "vllm.v1.core.sched.output", "NewRequestData",
+        "req_id block_ids prompt_token_ids num_computed_tokens",
+    ),
     _reads("vllm.v1.core.sched.output", "CachedRequestData", "new_block_ids num_computed_tokens"),
     _reads("vllm.v1.core.sched.output", "CachedRequestData", "req_id", since("0.8.5", "0.8.5")),
     _reads("vllm.v1.core.sched.output", "CachedRequestData", "req_ids", since("0.9.2")),
@@ -128,11 +126,10 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.v1.request", "Request", "mm_hashes", since("0.8.5", "0.10.2")),
     _reads("vllm.v1.request", "Request", "cache_salt kv_transfer_params", since("0.9.2")),
     _reads("vllm.v1.request", "Request", "mm_features", since("0.10.2")),
-    _reads("vllm.v1.request", "Request", "num_preemptions", since("0.11.1")),
+    _reads("vllm.v1.request", "Request", "num_preemptions prompt_embeds", since("0.11.1")),
     _reads("vllm.v1.request", "Request", "resumable", since("0.27.1")),
     _reads("vllm.multimodal.inputs", "MultiModalFeatureSpec", "identifier mm_position", since("0.10.2")),
     _reads("vllm.multimodal.inputs", "PlaceholderRange", "offset length", since("0.10.2")),
-    _reads("vllm.v1.request", "Request", "prompt_embeds", since("0.11.1")),
     _reads("vllm.lora.request", "LoRARequest", "lora_name lora_int_id"),
     # the worker (worker.py, startup.py, describe.py, watch/)
     _reads(
@@ -141,7 +138,7 @@ READS: tuple[Reads, ...] = (
     ),
     _reads(
         "vllm.v1.worker.gpu_worker", "Worker",
-        "rank local_rank device model_runner load_model determine_available_memory compile_or_warm_up_model",
+        "rank device model_runner load_model determine_available_memory compile_or_warm_up_model",
     ),
     _reads("vllm.v1.worker.gpu_worker", "Worker", "sample_tokens", since("0.11.1")),
     _reads("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", "", since("0.12.0")),
@@ -162,18 +159,19 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.attention.layer", "Attention", "attn_backend", since("0.10.2", "0.15.1")),
     _reads(f"{_LAYERS}.attention", "Attention", _LAYER, since("0.16.0")),
     _reads(f"{_LAYERS}.mla_attention", "MLAAttention", _LAYER, since("0.16.0")),
-    _reads("vllm.attention.backends.abstract", "AttentionBackend", "get_name", since("0.8.5", "0.13.0")),
     _reads("vllm.v1.attention.backend", "AttentionBackend", "get_name", since("0.14.1")),
     _reads(
-        "vllm.attention.backends.abstract", "AttentionBackend", "get_kv_cache_shape", since("0.8.5", "0.13.0")
+        "vllm.attention.backends.abstract", "AttentionBackend", "get_name get_kv_cache_shape",
+        since("0.8.5", "0.13.0"),
     ),
     _reads("vllm.v1.attention.backend", "AttentionBackend", "get_kv_cache_shape", since("0.14.1", "0.28.0")),
     _reads("vllm.v1.kv_cache_layout", "KVCacheLayout", "", since("0.30.0")),
     _reads("vllm.utils.torch_utils", "LayerName", "value", since("0.20.2")),
     _reads("vllm.forward_context", "", "_forward_context"),
     _reads("vllm.forward_context", "ForwardContext", "attn_metadata"),
-    _reads("vllm.forward_context", "ForwardContext", "cudagraph_runtime_mode", since("0.10.2")),
-    _reads("vllm.forward_context", "ForwardContext", "batch_descriptor", since("0.10.2")),
+    _reads(
+        "vllm.forward_context", "ForwardContext", "cudagraph_runtime_mode batch_descriptor", since("0.10.2")
+    ),
     _reads("vllm.forward_context", "BatchDescriptor", "num_tokens", since("0.10.2")),
     _reads(
         "vllm.v1.worker.gpu.cudagraph_utils", "BatchExecutionDescriptor", "num_tokens", since("0.18.1")

@@ -22,7 +22,7 @@ from typing import Any
 
 from kvtrace import __version__
 from kvtrace.agent.boot import boot
-from kvtrace.agent.code import foreign
+from kvtrace.agent.code import foreign, traces
 from kvtrace.trace import format as fmt
 from kvtrace.trace import mask
 from kvtrace.trace.config import AgentConfig
@@ -153,6 +153,8 @@ class Agent:
         self.threads = _Threads()
         self.standing_facts: dict[tuple[int, object], tuple[AnyFact, int]] = {}
         """Facts that hold until further notice; repeated into each spool that is opened."""
+        self.openings: list[Callable[[], object]] = []
+        """Called when a spool is opened: what was said in an earlier one must be said in it too."""
         self.endings: list[Callable[[], None]] = []
         """Called where no step may come any more: what others hold back is written then."""
         self._failures = 0
@@ -187,6 +189,8 @@ class Agent:
         # Emptied, never replaced: generated wrappers hold these two dictionaries.
         self.ids.clear()
         self.threads.clear()
+        for forget in self.openings:
+            forget()
         self.threads[get_ident()] = 0
         self.add = self.recorder.add
         self.recorder.use()
@@ -263,12 +267,11 @@ class Agent:
             role=_guess_role(),
             process=multiprocessing.current_process().name,
             python=".".join(str(part) for part in sys.version_info[:3]),
-            executable=sys.executable,
             argv=tuple(mask.mask_argv(list(sys.argv))[:64]),
             host=socket.gethostname(),
             wall_ns=time.time_ns(),
             perf_ns=clock(),
-            vllm=_vllm_version(),
+            vllm=version_of("vllm"),
             boot=boot(),
         )
 
@@ -393,16 +396,13 @@ def where_raised(error: BaseException | None) -> str:
     """``file.py:12 in function`` of the innermost frame that is the connector's, not vLLM's,
     torch's or ours."""
     best = ""
-    trace = error.__traceback__ if error is not None else None
-    while trace is not None:
+    for trace in traces.entries(error.__traceback__ if error is not None else None):
         code = trace.tb_frame.f_code
         parts = code.co_filename.replace("\\", "/").split("/")
-        place = f"{'/'.join(parts[-2:])}:{trace.tb_lineno} in {code.co_name}"
         of_vllm = "vllm" in parts and "kv_connector" not in parts
         skipped = of_vllm or "torch" in parts or code.co_filename.startswith((_OURS, "<"))
         if not skipped or not best:
-            best = place
-        trace = trace.tb_next
+            best = traces.place(code, trace.tb_lineno)
     return best
 
 
@@ -413,10 +413,10 @@ def _guess_role() -> str:
     return "scheduler" if "engine" in name or "core" in name else "front"
 
 
-def _vllm_version() -> str | None:
-    module = sys.modules.get("vllm")
-    version = getattr(module, "__version__", None)
-    return version if isinstance(version, str) else None
+def version_of(module: str) -> str | None:
+    """Of an imported package; None where it does not say."""
+    version = getattr(sys.modules.get(module), "__version__", None)
+    return str(version) if version is not None else None
 
 
 def complain(message: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 from kvtrace.agent.engine import front, ops, scheduler, worker
@@ -89,7 +90,7 @@ TARGETS: tuple[Target, ...] = (
         "vllm.v1.engine.core",
         "EngineCore.__init__",
         since("0.8.5"),
-        startup.wrap_engine_core,
+        partial(startup.wrap_init, "EngineCore", startup.ENGINE_CORE, Role.SCHEDULER),
         ("EngineCore.__init__(self, vllm_config)",),
     ),
     Target(
@@ -97,7 +98,7 @@ TARGETS: tuple[Target, ...] = (
         "vllm.entrypoints.llm",
         "LLM.__init__",
         since("0.8.5"),
-        startup.wrap_llm,
+        partial(startup.wrap_init, "LLM", startup.LLM, Role.FRONT),
         ("LLM.__init__(self, model)",),
     ),
     Target(

@@ -17,6 +17,9 @@ class Level(Enum):
     NOT_KNOWN = "not known"
 
 
+OK, WARNING, PROBLEM, NOT_KNOWN = Level
+
+
 @dataclass(frozen=True)
 class Line:
     """``check``: what was looked at, in a word or two; ``remedy``: "" where there is nothing to do."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvtrace import mend
 from kvtrace.agent.preflight import facts
-from kvtrace.doctor.answer import Answer, Level, Line
+from kvtrace.doctor.answer import NOT_KNOWN, OK, PROBLEM, WARNING, Answer, Line
 from kvtrace.doctor.child import Step
 from kvtrace.doctor.class_checks import CLASS_CHECKS
 from kvtrace.doctor.gather import Facts
@@ -21,7 +21,6 @@ from kvtrace.versions import NEWEST, OLDEST
 from kvtrace.words import listed
 
 Check = Callable[[Facts], Iterator[Line]]
-OK, WARNING, PROBLEM, NOT_KNOWN = Level.OK, Level.WARNING, Level.PROBLEM, Level.NOT_KNOWN
 _OLDEST_PYTHON = (3, 10)
 
 

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def look(
     with tempfile.TemporaryDirectory(prefix="kvtrace-doctor-") as name:
         folder = Path(name)
         overlay = make_overlay(folder / "overlay", with_agent=True)
-        (folder / "asked").write_text(json.dumps(asdict(asked)), encoding="utf-8")
+        (folder / "asked").write_text(json.dumps(asked.to_json()), encoding="utf-8")
         answer, stacks = folder / "answer", folder / "stacks"
         command = [python, str(overlay / _PROBE), str(folder / "asked"), str(answer), str(stacks), str(dump)]
         with open(folder / "said", "wb") as said:

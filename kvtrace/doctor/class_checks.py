@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from kvtrace import mend
 from kvtrace.agent.preflight import facts
 from kvtrace.agent.preflight.facts import Class, ExtraKeys, Planned, Rounding, Signature
-from kvtrace.doctor.answer import Level, Line
+from kvtrace.doctor.answer import NOT_KNOWN, OK, PROBLEM, WARNING, Line
 from kvtrace.doctor.gather import Facts
 from kvtrace.trace import hooks
 from kvtrace.words import listed
-
-OK, WARNING, PROBLEM, NOT_KNOWN = Level.OK, Level.WARNING, Level.PROBLEM, Level.NOT_KNOWN
 
 _MULTI = "MultiConnector"
 _SAVING = (hooks.SAVE_LAYER.name, hooks.WAIT_SAVE.name)

@@ -3,7 +3,6 @@ Pure but for looking at the program's file."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,11 @@ from typing import Any
 
 from kvtrace.launch.commands import ignores_pythonpath, is_python, module_of
 from kvtrace.launch.interpreter import find_program, interpreter_of
+from kvtrace.trace.options import transfer_in
 
 SERVE, API_SERVER = "serve", "api-server"
 _API_SERVER = "vllm.entrypoints.openai.api_server"
 _COMMANDS = ("vllm", "vllm.entrypoints.cli.main")
-_OPTION = "--kv-transfer-config"
 
 
 @dataclass(frozen=True)
@@ -97,22 +96,6 @@ def _of_module(module: str, rest: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     if module == _API_SERVER:
         return API_SERVER, tuple(rest)
     return _of_vllm(rest) if module in _COMMANDS else ("", ())
-
-
-def transfer_in(words: Sequence[str]) -> dict[str, Any] | None:
-    """What ``--kv-transfer-config`` has among the words, where it is one JSON object."""
-    found = None
-    for at, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") != _OPTION:
-            continue
-        text = value if equals else words[at + 1] if at + 1 < len(words) else ""
-        try:
-            given = json.loads(text)
-        except ValueError:
-            return None
-        found = given if isinstance(given, dict) else None
-    return found
 
 
 def of_this_python(environ: Mapping[str, str], python: str) -> Command:

@@ -18,6 +18,7 @@ from kvtrace.doctor.child import Step
 from kvtrace.doctor.command import Command, of_this_python, read_command
 from kvtrace.doctor.places import Seen
 from kvtrace.launch.errors import LaunchError, reason
+from kvtrace.trace.facts import D
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,13 @@ class Facts:
         one = self.steps.get(step)
         return one.facts if one is not None and one.state == "done" else {}
 
+    def _read(self, step: str, kind: type[D]) -> D | None:
+        found = self.fact(step)
+        return kind.from_json(found) if found else None
+
     @property
     def python(self) -> Python | None:
-        found = self.fact(facts.PYTHON)
-        return facts.read(Python, found) if found else None
+        return self._read(facts.PYTHON, Python)
 
     @property
     def vllm(self) -> str:
@@ -67,28 +71,19 @@ class Facts:
 
     @property
     def parsed(self) -> Parsed | None:
-        found = self.fact(facts.PARSE)
-        return facts.read(Parsed, found) if found else None
+        return self._read(facts.PARSE, Parsed)
 
     @property
     def classes(self) -> list[Class]:
-        rows = self.fact(facts.CONNECTOR).get("classes", ())
-        return [_class(row) for row in rows]
+        return [Class.from_json(row) for row in self.fact(facts.CONNECTOR).get("classes", ())]
 
     @property
     def keys(self) -> list[ExtraKeys]:
-        return [facts.read(ExtraKeys, row) for row in self.fact(facts.KEYS).get("keys", ())]
+        return [ExtraKeys.from_json(row) for row in self.fact(facts.KEYS).get("keys", ())]
 
     @property
     def engine(self) -> Planned | None:
-        found = self.fact(facts.ENGINE)
-        return facts.read(Planned, found) if found else None
-
-
-def _class(row: dict[str, Any]) -> Class:
-    signatures = tuple(facts.read(facts.Signature, one) for one in row.get("signatures", ()))
-    rounds = tuple(facts.read(facts.Rounding, one) for one in row.get("rounds", ()))
-    return replace(facts.read(Class, row), signatures=signatures, rounds=rounds, extra=row.get("extra"))
+        return self._read(facts.ENGINE, Planned)
 
 
 def gather(
@@ -117,9 +112,7 @@ def gather(
         except OSError as error:
             raise LaunchError("cannot look at the command's Python", command.python, reason(error)) from error
     found = Facts(command, connector, importlib.metadata.version("kvtrace"), steps)
-    return Facts(
-        command, connector, found.kvtrace, steps, _targets(found), tuple(_places(found)), spy.may_look()
-    )
+    return replace(found, targets=_targets(found), places=tuple(_places(found)), spy=spy.may_look())
 
 
 def _targets(found: Facts) -> tuple[Target, ...] | None:

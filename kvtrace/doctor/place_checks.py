@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kvtrace.doctor.answer import Level, Line
+from kvtrace.doctor.answer import NOT_KNOWN, OK, PROBLEM, WARNING, Line
 from kvtrace.doctor.gather import Facts
 from kvtrace.doctor.places import Seen
 from kvtrace.launch.spy import FORBIDDEN, MISSING
 from kvtrace.words import size
 
-OK, WARNING, PROBLEM, NOT_KNOWN = Level.OK, Level.WARNING, Level.PROBLEM, Level.NOT_KNOWN
 _STORES = {"ExampleConnector": "shared_storage_path", "SharedStorageConnector": "shared_storage_path"}
 """Connectors of vLLM -> the key of the directory that they store in: of others a path may be anything."""
 _LIKE_A_STORE = re.compile(r"path|dir|root|folder|stor|disk|cache|location|mount|where|place", re.IGNORECASE)

@@ -56,17 +56,6 @@ def open_sources(path: Path) -> Read:
     raise NoVllm(f"{path} holds no vllm package: give a wheel or the folder that has vllm/ in it")
 
 
-def version_of(read: Read, path: Path) -> Version | None:
-    """From `vllm/_version.py`, else from the name of the wheel or of a dist-info beside the package."""
-    match = re.search(r"version\s*=\s*['\"](\d+(?:\.\d+)*)", read("vllm/_version.py") or "")
-    names = [path.name]
-    if path.is_dir():
-        names += [info.name for root in (path, path.parent) for info in root.glob("vllm*.dist-info")]
-    for name in names:
-        match = match or re.match(r"vllm(?:_cpu)?-(\d+(?:\.\d+)*)", name)
-    return parse_version(match[1]) if match else None
-
-
 def parse_version(text: str) -> Version:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
 

@@ -6,6 +6,7 @@ and stderr: terminal, job control and pipes behave as if kvtrace were not there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -126,7 +127,8 @@ def _wait(
             # (its hang-up does not: only the session's leader hears of it).
             typed = info.si_code > 0 and info.si_signo in (signal.SIGINT, signal.SIGQUIT)
             if not reached and not typed:
-                _send(pid, info.si_signo)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, info.si_signo)
             group_wide &= set(signal.sigpending())
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -139,13 +141,6 @@ def _in_our_group(pid: int) -> bool:
         return os.getpgid(pid) == os.getpgrp()
     except ProcessLookupError:
         return False
-
-
-def _send(pid: int, signum: int) -> None:
-    try:
-        os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _outcome(status: int) -> Outcome:

@@ -4,12 +4,12 @@ workers), so that it is done from outside. No file is opened."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvtrace.launch.rundir import RunDir
 from kvtrace.ledger.rest_file import REST_FILE, RestFile, RestingFile
 from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Way
@@ -23,13 +23,7 @@ _MOST_FILES = 1 << 16
 def write_rest(run_dir: Path) -> bool:
     """Look, and write ``rest.json``. Never raises; False where nothing was written."""
     try:
-        document = summed(look(run_dir).to_json())
-        part = run_dir / f".{REST_FILE}.{os.getpid()}.part"
-        try:
-            part.write_text(json.dumps(document, indent=1), encoding="utf-8")
-            part.replace(run_dir / REST_FILE)
-        finally:
-            part.unlink(missing_ok=True)
+        RunDir(run_dir, []).write_json(REST_FILE, summed(look(run_dir).to_json()))
     except Exception:
         return False
     return True

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,8 @@ class RunDir:
 
     def withdraw(self, name: str) -> None:
         """Remove that file, and what this run made of the directory where it is then empty. Never raises."""
-        _quietly((self.path / name).unlink)
+        with suppress(OSError):
+            (self.path / name).unlink()
         _remove_empty(self._created)
 
     def discard(self) -> None:
@@ -105,7 +106,8 @@ class RunDir:
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target, ignore_errors=True)
             else:
-                _quietly(target.unlink)
+                with suppress(OSError):
+                    target.unlink()
         _remove_empty(self._created)
 
 
@@ -161,7 +163,8 @@ def _require_empty(path: Path) -> None:
             "choose another one with -o DIR",
         )
     if path.stat().st_uid == os.geteuid():  # root could change what is somebody else's, and leaves it alone
-        _quietly(lambda: os.chmod(path, _PRIVATE))
+        with suppress(OSError):
+            os.chmod(path, _PRIVATE)
 
 
 def _entries(path: Path) -> set[str]:
@@ -173,11 +176,5 @@ def _entries(path: Path) -> set[str]:
 
 def _remove_empty(created: list[Path]) -> None:
     for path in reversed(created):
-        _quietly(path.rmdir)
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except OSError:
-        pass
+        with suppress(OSError):
+            path.rmdir()

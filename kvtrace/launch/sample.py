@@ -25,6 +25,7 @@ from kvtrace.launch.spy import MISSING, program, why_not
 from kvtrace.launch.stuck import ROLES
 from kvtrace.ledger.run_file import PROFILE_DIR, PROFILE_SUFFIX
 from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
+from kvtrace.words import plural
 
 MOST_SAMPLES = 30_000
 """In one profile: ten minutes at 50 a second."""
@@ -83,7 +84,8 @@ class Sampler:
         living = self._living()
         for one in self._open:
             if living:  # of a process that outlives the command: what was seen so far is written
-                _send(one, signal.SIGINT)
+                with contextlib.suppress(OSError):
+                    one.process.send_signal(signal.SIGINT)
         while self._open and time.monotonic() < until:
             self._collect()
             time.sleep(_TICK_SECONDS)
@@ -91,7 +93,7 @@ class Sampler:
         folder = self._rundir.path / PROFILE_DIR
         found = sorted(folder.glob(f"*{PROFILE_SUFFIX}")) if folder.is_dir() else []
         if found:
-            kept = f"{len(found)} profile{'s' if len(found) > 1 else ''}"
+            kept = plural(len(found), "profile")
             say(f"{kept} in {self._rundir.shown}/{PROFILE_DIR}: open them at https://www.speedscope.app")
         return found
 
@@ -143,8 +145,3 @@ class Sampler:
         if reason not in self._said:  # once, not once a worker
             self._said.add(reason)
             say(line)
-
-
-def _send(one: _Profile, signum: int) -> None:
-    with contextlib.suppress(OSError):
-        one.process.send_signal(signum)

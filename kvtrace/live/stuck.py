@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
-from kvtrace.ledger.stuck_file import Place, StuckFile, read_stuck_file, standing
+from kvtrace.ledger.stuck_file import Place, StuckFile, standing
 from kvtrace.live.model import OpenHook, ProcessLook
 
 _OF_LOOK_S = 1.0
 """What was written within so long of a look may have been written before it."""
 
 
-def open_hooks(run_dir: Path, processes: Iterable[ProcessLook], wall_ns: int) -> tuple[OpenHook, ...]:
-    """Where processes stood at two looks, of which nothing was recorded since; the longest first."""
-    file, _ = read_stuck_file(run_dir)
-    return of_looks(file, processes, wall_ns)
-
-
 def of_looks(file: StuckFile, processes: Iterable[ProcessLook], wall_ns: int) -> tuple[OpenHook, ...]:
-    """As :func:`open_hooks`, of a file that was read."""
+    """Where processes stood at two looks, of which nothing was recorded since; the longest first."""
     known = {one.pid: one for one in processes}
     found: dict[int, OpenHook] = {}
     for look in file.looks:

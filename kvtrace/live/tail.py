@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtrace.regular import open_regular
-from kvtrace.trace import format as fmt
 from kvtrace.trace.blocks import Blocks, Records
 from kvtrace.trace.facts import Header
 from kvtrace.trace.reader import Spool, SpoolError
@@ -24,16 +23,9 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.header = Header.from_json(Spool(path).header)
-        try:
-            with open_regular(path) as file:
-                block = file.read(fmt.RECORD_SIZE)
-                _, _, length, self._seed = fmt.unpack_header_block(block)
-                window = fmt.window_of(block)
-        except (OSError, ValueError) as error:
-            raise SpoolError(f"{path}: cannot be read ({error})") from None
-        self._at = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
-        self._window = self._at if window else None
+        spool = Spool(path)
+        self.header = Header.from_json(spool.header)
+        self._seed, self._window, self._at = spool.seed, spool.window, spool.info().size
         self._number = 0
         self.left_out = 0
         """Records of blocks that are damaged."""

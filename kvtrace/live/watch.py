@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.run_file import RunFile, read_run_file
+from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.live.analysis import Analyses
 from kvtrace.live.counts import WINDOW_NS, Counts, EngineSteps, HookTimes
 from kvtrace.live.model import ProcessLook, Snapshot, State
-from kvtrace.live.stuck import open_hooks
+from kvtrace.live.stuck import of_looks
 from kvtrace.live.tail import Tail
 from kvtrace.report.read import REPORT_NAME
 from kvtrace.report.running import any_alive
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Header
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK, STEP_SHIFT
+from kvtrace.trace.options import transfer_in
 from kvtrace.trace.reader import SpoolError, spool_paths
 
 _GRACE_NS = 10_000_000_000
@@ -63,7 +63,7 @@ class Watch:
         Args:
             wait: with an analysis of all that is there; else the last one, and a newer one begins where due.
         """
-        file, _ = read_run_file(self.run_dir)
+        (file, _), (stuck, _) = read_run_file(self.run_dir), read_stuck_file(self.run_dir)
         self._read()
         wall = now = self._wall()
         state = self._state(file)
@@ -89,13 +89,13 @@ class Watch:
             records=sum(one.counts.records for one in processes),
             spool_bytes=sum(one.tail.size for one in processes),
             processes=looks,
-            open_hooks=open_hooks(self.run_dir, looks, wall) if state == "running" else (),
+            open_hooks=of_looks(stuck, looks, wall) if state == "running" else (),
             hooks=_hooks(one.counts for one in processes),
             settled=settled,
             analysis=self._analyses.latest(),
             problem=self._problem or self._analyses.problem,
             vllm=next((one.header.vllm for one in processes if one.header.vllm), ""),
-            connector=configured(file.command),
+            connector=str((transfer_in(file.command) or {}).get("kv_connector") or ""),
         )
 
     @property
@@ -129,17 +129,6 @@ class Watch:
         return max(
             (one.header.wall_ns + one.counts.last_t - one.header.perf_ns for one in placed), default=None
         )
-
-
-def configured(command: Sequence[str]) -> str:
-    """The connector that a command's --kv-transfer-config names; "" where there is none to be read."""
-    for word, after in zip(command, (*command[1:], ""), strict=False):
-        option, equals, value = word.partition("=")
-        if option.replace("_", "-") == "--kv-transfer-config":
-            with contextlib.suppress(ValueError, RecursionError):
-                found = json.loads(value if equals else after)
-                return str(found.get("kv_connector") or "") if isinstance(found, dict) else ""
-    return ""
 
 
 _Engines = Mapping[int, tuple[_Process, EngineSteps]]

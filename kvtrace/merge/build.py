@@ -15,7 +15,7 @@ from pathlib import Path
 from kvtrace import __version__, causes, ledger
 from kvtrace.causes.tables import rows as rows_of
 from kvtrace.errors import KvtraceError
-from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.model import Run
 from kvtrace.merge.asked import Asked, RunIds, read_ids
 from kvtrace.merge.clocks import Clocks, clocks
 from kvtrace.merge.compare import added, numbers
@@ -153,7 +153,8 @@ def _told(
         runs.append(_run(folder, book, ids, len(ids.requests)))
         numbered = [_with_numbers(one, book) if one.run == number else one for one in numbered]
         of_request.update(_sides(book, mine))
-    placed = _widened(placed, result)
+    # where something came before its cause, the clocks are off by that at least
+    placed = replace(placed, error_ns=max([placed.error_ns, *result.skews.values()]))
     rows = sorted(_rows(requests, result, placed, numbered, of_request), key=_arrival)
     sums = Sums()
     for row in rows:
@@ -203,7 +204,7 @@ def _with_numbers(one: EngineOf, book: Run) -> EngineOf:
     return replace(
         one,
         ranks=tuple(worker.rank for worker in engine.workers),
-        missing=_missing(engine),
+        missing=max(0, engine.facts.ranks - len(engine.workers)) if engine.facts.known else 0,
         scheduled=engine.steps > 0 or engine.facts.known,
         requests=len(mine),
         prompt=int(mine["prompt"].sum()),
@@ -214,10 +215,6 @@ def _with_numbers(one: EngineOf, book: Run) -> EngineOf:
     )
 
 
-def _missing(engine: Engine) -> int:
-    return max(0, engine.facts.ranks - len(engine.workers)) if engine.facts.known else 0
-
-
 def _sides(book: Run, mine: dict[int, Asked]) -> dict[int, Side]:
     """Index of a request of this run -> where its tokens ended up."""
     of_row, rows = sides(book), {}
@@ -225,11 +222,8 @@ def _sides(book: Run, mine: dict[int, Asked]) -> dict[int, Side]:
     for row, one in enumerate(rows_of(book.requests)):
         rows[one.engine, one.id, uses[one.engine, one.id]] = row
         uses[one.engine, one.id] += 1
-    return {at: of_row[row] for at, one in mine.items() if (row := rows.get(_key(one), -1)) in of_row}
-
-
-def _key(one: Asked) -> tuple[int, str, int]:
-    return one.tag, one.id, one.number
+    known = ((at, rows.get((one.tag, one.id, one.number), -1)) for at, one in mine.items())
+    return {at: of_row[row] for at, row in known if row in of_row}
 
 
 def _rows(
@@ -258,11 +252,6 @@ def _end(one: Asked, placed: Clocks, engines: Sequence[EngineOf]) -> EndOf:
 
 
 # ------------------------------------------------------------------------------ what to know
-
-
-def _widened(placed: Clocks, result: Result) -> Clocks:
-    """Where something came before its cause, the clocks are off by that at least."""
-    return replace(placed, error_ns=max([placed.error_ns, *result.skews.values()]))
 
 
 def _notes(

@@ -119,7 +119,7 @@ class _Join:
                 if there and why in (NO_ID, NOT_HERE):
                     why = NO_ENGINE
             why = NOT_HERE if why == NO_ID else why
-        if why == NOT_HERE and whose and not any(self._is_engine(ident) for ident in whose):
+        if why == NOT_HERE and whose and self._engine_ids.isdisjoint(whose):
             return NO_ENGINE
         return why
 
@@ -160,9 +160,6 @@ class _Join:
         """Whether a request is of one of the engines that are named, as far as that is known."""
         ident = self._engines[self._all[at].engine].id
         return not whose or not ident or ident in whose
-
-    def _is_engine(self, ident: str) -> bool:
-        return ident in self._engine_ids
 
     def _too_early(self, there: int, here: Asked) -> bool:
         """Whether something came before its cause: on one clock that cannot be, between two it says by how

@@ -10,6 +10,7 @@ from typing import Any
 from kvtrace.errors import KvtraceError
 from kvtrace.merge.model import Alone, End, Joined, Merged
 from kvtrace.merge.place import load, requests
+from kvtrace.story.find import shown
 from kvtrace.story.locate import traced_directory
 from kvtrace.story.model import Story
 from kvtrace.story.tell import tell as tell_one
@@ -119,8 +120,8 @@ def tell(folder: Path, wanted: str, layer: str | None = None, token: int | None 
     ends, joins = _together(fits[0], by_end)
     if not ends.issuperset(fits):
         numbers = listed((_named(merged, end) for end in fits), MOST_TOLD)
-        shown = f"{_shown(wanted)} fits {len(fits)} requests that are not joined with each other"
-        raise KvtraceError(shown, f"give one of {numbers}")
+        several = f"{shown(wanted)} fits {len(fits)} requests that are not joined with each other"
+        raise KvtraceError(several, f"give one of {numbers}")
     alone = next((row for row in rows if isinstance(row, Alone) and row.alone in ends), None)
     there = {one.there for one in joins}
     ordered = sorted(ends, key=lambda end: (end not in there, end.at_ns))
@@ -145,7 +146,7 @@ def _fitting(merged: Merged, ends: Sequence[End], wanted: str) -> list[End]:
         if wanted and fits:
             return fits
     hint = "kvtrace requests lists them" if ends else "no request reached a scheduler in these runs"
-    raise KvtraceError("no such request", _shown(wanted), hint)
+    raise KvtraceError("no such request", shown(wanted), hint)
 
 
 def _named(merged: Merged, end: End) -> str:
@@ -166,10 +167,6 @@ def _together(first: End, by_end: Mapping[End, Sequence[Joined]]) -> tuple[set[E
                 waiting += by_end[end]
                 joins += [one for one in by_end[end] if one not in joins]
     return found, sorted(joins, key=lambda one: (one.there.at_ns, one.here.at_ns))
-
-
-def _shown(text: str) -> str:
-    return ascii(text)[1:-1][:120]
 
 
 def _ends(row: Joined | Alone) -> tuple[End, ...]:

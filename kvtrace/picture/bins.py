@@ -49,20 +49,13 @@ def columns(steps: Array, seen: Sequence[Seen]) -> Columns:
         places = [int(index[at]) if at < len(index) else len(steps) for at in after.tolist()]
         for place, runs in Counter(places).items():
             gaps[place] = max(gaps[place], runs)
-    number: list[int] = []
-    weight: list[int] = []
-    of_step: list[int] = []
+    found: list[tuple[int, int, int]] = []
     for at, step in enumerate([*(steps & STEP_MASK).tolist(), None]):
         if gaps[at]:
-            number.append(0)
-            weight.append(gaps[at])
-            of_step.append(-1)
+            found.append((0, gaps[at], -1))
         if step is not None:
-            number.append(step)
-            weight.append(1)
-            of_step.append(at)
-    made = [np.array(values, dtype=np.int64) for values in (number, weight, of_step)]
-    return Columns(*made)
+            found.append((step, 1, at))
+    return Columns(*np.array(found, dtype=np.int64).reshape(-1, 3).T)
 
 
 def looks(engine: Engine, grid: Grid, seen: Sequence[Seen], there: Columns) -> list[Look]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from kvtrace.ledger.model import Engine, Span, Worker
 from kvtrace.ledger.steps import Array, locate, real_step
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, SPOOL_DIR, STEP_SHIFT, Flag, Role, Skip
-from kvtrace.trace.reader import Records, Spool, SpoolError
+from kvtrace.trace.reader import Records, Spool, SpoolError, layer_ids
 
 Marks = NDArray[np.uint16]
 
@@ -83,7 +82,7 @@ class Runs:
 def executions(run_dir: Path, worker: Worker) -> Runs:
     """The steps that a worker ran, distinct and ascending, and its dummy runs."""
     parts: list[Records] = []
-    for chunk in _chunks(run_dir, worker):
+    for chunk, _ in _chunks(run_dir, worker):
         parts.append(chunk[rows.kind(chunk[:, 0]) == rows.KIND_OF[rows.Execution]])
     table = np.concatenate(parts) if parts else np.empty((0, 8), dtype=np.int64)
     ran = rows.columns(rows.Execution, table)
@@ -131,23 +130,19 @@ def _collect(run_dir: Path, worker: Worker, steps: Array, ran: Runs) -> Seen:
     marks[:, at[ran.modes[inside] == _FULL_MODE]] |= FULL
     marks[:, at[((ran.marks[inside] & Flag.NO_FORWARD) != 0) | (ran.tokens[inside] == 0)]] |= NO_FORWARD
     filling = _Filling(worker, steps, marks, in_hooks)
-    for chunk, names in _named_chunks(run_dir, worker):
+    for chunk, names in _chunks(run_dir, worker):
         filling.add(chunk, names)
     return Seen(worker, marks, t0, spent, in_hooks, tokens, ran.dummies)
 
 
-def _named_chunks(run_dir: Path, worker: Worker) -> Any:
+def _chunks(run_dir: Path, worker: Worker) -> Iterator[tuple[Records, Mapping[int, str]]]:
+    """The records of a worker's spool, and the names that they refer to."""
     try:
         spool = Spool(run_dir / SPOOL_DIR / worker.spool)
         for chunk in spool.chunks():
             yield chunk, spool.names
     except SpoolError:
         return
-
-
-def _chunks(run_dir: Path, worker: Worker) -> Any:
-    for chunk, _ in _named_chunks(run_dir, worker):
-        yield chunk
 
 
 class _Filling:
@@ -243,16 +238,8 @@ class _Filling:
                 self._in_hooks[at[0]] += max(0, min(quiet.total_ns, 1 << 60))
             if mark:
                 of = [
-                    self._layers.get(names.get(one, ""), -1) for one in _ids(names.get(quiet.layer_set, ""))
+                    self._layers.get(names.get(one, ""), -1)
+                    for one in layer_ids(names.get(quiet.layer_set, ""))
                 ]
                 rows_of = np.array([one for one in of if one >= 0], dtype=np.int64)
                 self._marks[rows_of if len(rows_of) else slice(None), at[0]] |= np.uint16(mark)
-
-
-def _ids(text: str) -> list[int]:
-    """Of a QUIET record's layer set; 0 for a hook of the whole step."""
-    try:
-        value = json.loads(text or "[]")
-    except (ValueError, RecursionError):
-        return []
-    return [one for one in value if isinstance(one, int)] if isinstance(value, list) else []

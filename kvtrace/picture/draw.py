@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,17 +25,11 @@ from kvtrace.words import plural
 MOST_MAPS = 8
 
 
-class _Everyone(Collection[str]):
+class _Everyone(frozenset[str]):
     """All requests, whatever their ids."""
 
     def __contains__(self, one: object) -> bool:
         return True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
 
 def draw(run_dir: Path) -> Picture:

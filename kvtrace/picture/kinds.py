@@ -40,7 +40,6 @@ _OF_GRADE = {
     Grade.NOT_OBSERVED: State.UNKNOWN,
 }
 SAVED_STATES = frozenset({State.SAVED, State.READ, State.DECLARED})
-FAULTS = frozenset({State.RAISED, State.LOST, State.SKIPPED, State.REPLAY})
 _ORDER = {state: number for number, state in enumerate(State)}
 
 NOTHING = Kind(State.ABSENT)

@@ -39,17 +39,17 @@ def find(wanted: str, ids: Sequence[str], clients: Mapping[str, str]) -> tuple[s
         fits = []
     if not fits:
         hint = "kvtrace requests lists them" if ids else "no request reached a scheduler in this run"
-        raise KvtraceError("no such request", _shown(wanted), hint)
+        raise KvtraceError("no such request", shown(wanted), hint)
     if len(fits) > 1:
         named = ", ".join(_named(one, clients) for one in fits[:MOST])
         more = f" and {len(fits) - MOST} more" if len(fits) > MOST else ""
         raise KvtraceError(
-            f"{_shown(wanted)} fits {len(fits)} requests", f"{named}{more}", "give more of the id"
+            f"{shown(wanted)} fits {len(fits)} requests", f"{named}{more}", "give more of the id"
         )
     uses = list(ids).count(fits[0])
     if number is None and uses > 1:
         raise KvtraceError(
-            f"the id {_shown(fits[0])} was used {uses} times", f"give {fits[0]}#1 to {fits[0]}#{uses}"
+            f"the id {shown(fits[0])} was used {uses} times", f"give {fits[0]}#1 to {fits[0]}#{uses}"
         )
     if number is not None and number > uses:
         raise KvtraceError("no such request", f"{fits[0]}#{number}", f"the id was used {uses} times")
@@ -58,8 +58,9 @@ def find(wanted: str, ids: Sequence[str], clients: Mapping[str, str]) -> tuple[s
 
 def _named(ident: str, clients: Mapping[str, str]) -> str:
     client = clients.get(ident, "")
-    return f"{_shown(ident)} (client {_shown(client)})" if client and client != ident else _shown(ident)
+    return f"{shown(ident)} (client {shown(client)})" if client and client != ident else shown(ident)
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """What somebody typed, as it is printed."""
     return ascii(text)[1:-1][:120]

@@ -130,5 +130,5 @@ def _layer(wanted: str, pairs: Sequence[Pair]) -> str:
     if len(fits) == 1:
         return fits[0]
     known = f"{len(names)} layers own KV" + (f", {names[0]} to {names[-1]}" if names else "")
-    shown = ascii(wanted)[1:-1][:120]
-    raise KvtraceError(f"{len(fits)} layers fit {shown!r}" if fits else f"no layer {shown!r}", known)
+    name = find.shown(wanted)
+    raise KvtraceError(f"{len(fits)} layers fit {name!r}" if fits else f"no layer {name!r}", known)

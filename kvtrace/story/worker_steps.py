@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from kvtrace.story.model import Call, RankStep
 from kvtrace.story.records import Source, step_rows
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, Dispatch, Flag, Role, Skip
-from kvtrace.trace.reader import SpoolError
+from kvtrace.trace.reader import SpoolError, layer_ids
 
 MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 
@@ -114,7 +113,8 @@ class _InStep:
 
     def _quiet(self, row: rows.QuietCalls) -> None:
         is_op = bool(rows.detail(row.head) & DETAIL_IS_OP)
-        for number, layer in enumerate(self._layers(row.layer_set)):
+        ids = layer_ids(self._names.get(row.layer_set, ""))
+        for number, layer in enumerate([self._names.get(one, "") for one in ids] or [""]):
             # counts and times of a quiet step are kept for all layers together
             call = self._call(row, "op" if is_op else "hook", layer, row.total_ns if number == 0 else 0)
             call.summed = True
@@ -123,11 +123,3 @@ class _InStep:
                 call.skip = Skip.HOOKED.name if live else Skip.NO_CONNECTOR.name
             else:
                 call.slots = max(call.slots, 0)
-
-    def _layers(self, layer_set: int) -> list[str]:
-        try:
-            value = json.loads(self._names.get(layer_set, "[]"))
-        except (ValueError, RecursionError):
-            value = []
-        ids = [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
-        return [self._names.get(one, "") for one in ids] or [""]

@@ -105,9 +105,8 @@ class Blocks:
             found = self._whole_blocks(carry, table, np.flatnonzero(ends))
             done, gap = yield from self._given(table, ends, found, gap, seals)
             empty = 0 if done else empty + len(data)
-            if (
-                empty > _MOST_EMPTY
-            ):  # nothing comes after so much of nothing: a huge file is not read to its end
+            # Nothing comes after so much of nothing: a huge file is not read to its end.
+            if empty > _MOST_EMPTY:
                 self.losses.records += max(0, self._size() // fmt.RECORD_SIZE)
                 self._file.seek(0, os.SEEK_END)
                 carry = b""

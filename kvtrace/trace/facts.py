@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -58,7 +58,6 @@ class Header(Document):
     role: str = "other"
     process: str = ""
     python: str = ""
-    executable: str = ""
     argv: tuple[str, ...] = ()
     host: str = ""
     wall_ns: int = 0
@@ -139,17 +138,13 @@ class Engine(Document):
     pp: int | None = None
     dp: int | None = None
     block_size: int | None = None
-    hash_block_size: int | None = None
     max_num_batched_tokens: int | None = None
-    max_num_scheduled_tokens: int | None = None
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     prefix_caching: bool | None = None
     chunked_prefill: bool | None = None
-    async_scheduling: bool | None = None
     enforce_eager: bool | None = None
     cudagraph_mode: str | None = None
-    compilation_mode: str | int | None = None
     scheduler: str | None = None
     kv_transfer: KvTransfer | None = None
     connector_created: bool | None = None
@@ -179,12 +174,10 @@ class Worker(Document):
     tag: int = 0
     ordinal: int = 0
     rank: int = 0
-    local_rank: int | None = None
     tp_rank: int | None = None
     pp_rank: int | None = None
     dp_rank: int = 0
     worker_class: str | None = None
-    runner_class: str | None = None
     device: str | None = None
     kv_layers: tuple[str, ...] = ()
     direct_call: Mapping[str, bool] = field(default_factory=dict)
@@ -537,13 +530,13 @@ def _read(value: Any, hint: Any) -> Any:
         read = (_read(value, one) for one in get_args(hint))
         return next((one for one in read if one is not _WRONG), _WRONG)
     if origin is tuple:
-        return _items(value, get_args(hint)[0]) if isinstance(value, list) else _WRONG
+        return _items(value, get_args(hint)[0]) if isinstance(value, (list, tuple)) else _WRONG
     if origin is not None:  # Mapping[str, X]
         return _table(value, get_args(hint)[1]) if isinstance(value, dict) else _WRONG
     return _scalar(value, hint)
 
 
-def _items(value: list[Any], hint: Any) -> tuple[Any, ...]:
+def _items(value: Iterable[Any], hint: Any) -> tuple[Any, ...]:
     return tuple(read for item in value if (read := _read(item, hint)) is not _WRONG)
 
 

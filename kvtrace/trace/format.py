@@ -269,9 +269,9 @@ def window_of(block: bytes) -> int:
     return int(window)
 
 
-def payload_words(data: bytes, role: int = 0) -> list[int]:
+def payload_words(data: bytes) -> list[int]:
     """The BYTES records of a text, as a flat list of words."""
-    head = pack_head(Kind.BYTES, role)
+    head = pack_head(Kind.BYTES)
     words: list[int] = []
     for at in range(0, len(data), PAYLOAD_BYTES):
         part = data[at : at + PAYLOAD_BYTES].ljust(PAYLOAD_BYTES, b"\x00")

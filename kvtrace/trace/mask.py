@@ -293,9 +293,8 @@ def _assigned(text: str) -> str:
             end = begin + len(bare.partition("/")[0])
         at = end
         told = bool(_TELLTALE.search(name))
-        told = (
-            told and name.replace("-", "_") not in WORDS and not (sign == ":" and "." in name)
-        )  # file.py:12
+        place = sign == ":" and "." in name  # file.py:12
+        told = told and name.replace("-", "_") not in WORDS and not place
         if not (told or (sign == "=" and not in_path) or (before and after)):
             at = found.end(4)
             continue

@@ -3,6 +3,24 @@ models, classes and modules, and one of a few. What has numbers, booleans or pat
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+def transfer_in(words: Sequence[str]) -> dict[str, Any] | None:
+    """What ``--kv-transfer-config`` has among a command's words, where it is one JSON object."""
+    found = None
+    for word, after in zip(words, (*words[1:], ""), strict=False):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == "--kv-transfer-config":
+            try:
+                found = json.loads(value if equals else after)
+            except (ValueError, RecursionError):
+                return None
+    return found if isinstance(found, dict) else None
+
+
 # fmt: off
 WORDS = frozenset((
     # model

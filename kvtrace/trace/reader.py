@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -87,7 +87,7 @@ class _Damage(Exception):
 
 
 class Spool:
-    """One process's spool.
+    """One process's spool. ``seed``: its header's CRC; ``window``: where its window begins, None without one.
 
     Iterate :meth:`chunks` once; ``names`` and ``facts`` fill as it goes, and everything a
     chunk refers to is there when the chunk is.
@@ -130,26 +130,21 @@ class Spool:
                 f"{self.path}: spool format {version}, this kvtrace reads {fmt.VERSION}: "
                 "use the kvtrace that recorded it"
             )
-        self._seed = crc
-        if record_size != fmt.RECORD_SIZE or length > _MAX_HEADER:
-            raise SpoolError(f"{self.path}: damaged header")
-        body = file.read(length)
-        if len(body) != length or fmt.header_crc(version, body) != crc:
-            raise SpoolError(f"{self.path}: damaged header")
+        self.seed = crc
+        body = file.read(min(length, _MAX_HEADER))
+        same = len(body) == length and fmt.header_crc(version, body) == crc
         try:
-            header = json.loads(body)
+            header = json.loads(body) if same and record_size == fmt.RECORD_SIZE else None
+            window = fmt.window_of(block)
         except (ValueError, RecursionError):
-            raise SpoolError(f"{self.path}: damaged header") from None
+            header, window = None, 0
         if not isinstance(header, dict):
             raise SpoolError(f"{self.path}: damaged header")
         self.header = header
         self._data_start = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
-        try:
-            self._behind = self._data_start + fmt.window_of(block)
-        except ValueError:
-            raise SpoolError(f"{self.path}: damaged header") from None
-        self._window = self._data_start if self._behind > self._data_start else None
-        self._read(size=self._data_start, windowed=self._window is not None)
+        self._behind = self._data_start + window
+        self.window = self._data_start if window else None
+        self._read(size=self._data_start, windowed=self.window is not None)
 
     def chunks(self, records: int = 65536, bare: bool = True) -> Iterator[Records]:
         """Arrays of shape (n, 8): all records but NAME, BYTES, FACT, SEAL, END; n <= ``records`` and a block.
@@ -207,7 +202,7 @@ class Spool:
     def _late(self, file: BinaryIO, info: SpoolInfo) -> Iterator[Records]:
         """The records that stood in the window when `info` was made: they may be in the file by now."""
         left = info.late
-        found = blocks.Blocks(file, self._seed, info.blocks, self._window)
+        found = blocks.Blocks(file, self.seed, info.blocks, self.window)
         for table in (table for _, table in found.tables(_LATE)):
             if left > 0:
                 yield table[:left]
@@ -217,7 +212,7 @@ class Spool:
 
     def _tables(self, file: BinaryIO, records: int) -> Iterator[Records]:
         """The blocks that match their checksums, ``records`` of them at a time, then what has none yet."""
-        found = blocks.Blocks(file, self._seed, 0, self._window)
+        found = blocks.Blocks(file, self.seed, 0, self.window)
         late = number = 0
         for gap, table in found.tables(records, seals=True):
             self._read(size=self._data_start + found.read_bytes)
@@ -279,15 +274,11 @@ class Spool:
                 limit, stop = int(texts[at]), True
                 break
             at += size
-        if self._pending is not None:
-            # Nothing but BYTES may stand between a text's announcement and its end.
-            self._check_interrupted(kinds, texts)
-        return table[:limit], fixed[:limit], stop
-
-    def _check_interrupted(self, kinds: NDArray[np.uint8], texts: Records) -> None:
-        if len(texts) and (kinds[texts[-1] + 1 :] != Kind.SEAL).any():
+        # Nothing but BYTES may stand between a text's announcement and its end.
+        if self._pending is not None and len(texts) and (kinds[texts[-1] + 1 :] != Kind.SEAL).any():
             self._damaged("a text is interrupted by another record")
             self._pending = None
+        return table[:limit], fixed[:limit], stop
 
     def _damaged(self, detail: str) -> None:
         if self._info.end != "damaged":
@@ -351,6 +342,15 @@ class Spool:
         return self._info
 
 
+def layer_ids(text: str) -> list[int]:
+    """The ids of the names in a layer set (of :class:`~kvtrace.trace.rows.QuietCalls`); [] where damaged."""
+    try:
+        value = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return []
+    return [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
+
+
 def of_type(kind: type[F], documents: Documents) -> list[tuple[int, F]]:
     """The documents of one type, each with its time."""
     return [(t, fact) for t, fact in documents if isinstance(fact, kind)]
@@ -366,7 +366,8 @@ def without_copies(run_dir: Path) -> tuple[list[Path], list[str]]:
     process: a copy would count all of it twice. The longest is kept; of equals, that of the shortest name."""
     kept: dict[object, Path] = {}
     notes = []
-    for path in sorted(_all_spools(run_dir), key=lambda path: (-_size(path), len(path.name), path.name)):
+    every = (run_dir / fmt.SPOOL_DIR).glob(f"*{fmt.SPOOL_SUFFIX}")
+    for path in sorted(every, key=lambda path: (-_size(path), len(path.name), path.name)):
         process = _process(path) or path.name
         if process in kept:
             notes.append(
@@ -375,10 +376,6 @@ def without_copies(run_dir: Path) -> tuple[list[Path], list[str]]:
         else:
             kept[process] = path
     return sorted(kept.values()), sorted(notes)
-
-
-def _all_spools(run_dir: Path) -> Iterable[Path]:
-    return (run_dir / fmt.SPOOL_DIR).glob(f"*{fmt.SPOOL_SUFFIX}")
 
 
 def _size(path: Path) -> int:

@@ -508,13 +508,8 @@ class LayerPrints(NamedTuple):
     numbers2: Word
 
 
-Row = (
-    Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
-    | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
-    | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | Outside
-    | BlockPrints | BlockPrintsAgain | LayerPrints
-    | Growth | StatesTouched
-)  # fmt: skip
+Row: TypeAlias = tuple[Any, ...]
+"""One of :data:`ROWS`."""
 R = TypeVar("R", bound=NamedTuple)
 
 ROWS: dict[Kind, type[Any]] = {

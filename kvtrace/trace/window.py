@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from pathlib import Path
 
 from kvtrace.trace import format as fmt
@@ -27,11 +28,8 @@ def written(path: Path) -> tuple[int, int]:
 
 def _used(descriptor: int, start: int) -> int:
     """Records in a window: those whose heads are not 0, a prefix of it."""
-    least, most = 0, fmt.WINDOW
-    while least < most:
-        middle = (least + most) // 2
-        if any(os.pread(descriptor, 8, start + middle * fmt.RECORD_SIZE)):
-            least = middle + 1
-        else:
-            most = middle
-    return least
+
+    def empty(at: int) -> bool:
+        return not any(os.pread(descriptor, 8, start + at * fmt.RECORD_SIZE))
+
+    return bisect_left(range(fmt.WINDOW), True, key=empty)

@@ -96,11 +96,6 @@ class Recorder:
         self._path, self._store.path = path, str(path)
 
     @property
-    def size(self) -> int:
-        """Bytes of the spool, as of the last flush."""
-        return self._store.size
-
-    @property
     def written(self) -> int:
         """Bytes of the file that were handed to ``write``, and as many as its window has."""
         return self._store.written
@@ -112,11 +107,6 @@ class Recorder:
     @property
     def alive(self) -> bool:
         return self._store.alive
-
-    @property
-    def lost(self) -> int:
-        """Records dropped since it stopped."""
-        return self._store.lost
 
     def name(self, text: str) -> int:
         """The id of a string, given once and written before its first use."""
@@ -224,7 +214,7 @@ class Buffered:
         self.lost = 0
         self.blocks = 0
         self._fd = fd
-        self._identity = _identity(fd)
+        self._identity = identity(fd)
         self._seed = fmt.unpack_header_block(head)[3]
         self._used = 0
         """Records that a window would hold now: blocks end where it would be full."""
@@ -322,7 +312,7 @@ class Buffered:
         """Whether it is still this spool. The code of the process may close what it did not open
         (``os.closerange``, a daemon's start), and the next file that it opens gets the number."""
         try:
-            return _identity(descriptor) == self._identity
+            return identity(descriptor) == self._identity
         except OSError:
             return False
 
@@ -384,7 +374,7 @@ def _calls(key: tuple[int, int, int], records: list[list[int]]) -> CallSums:
     return CallSums(*key, first[1], first[3], len(records), sum(took), min(took), max(took), layers)
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
+def identity(descriptor: int) -> tuple[int, int]:
     """Device and inode."""
     state = os.fstat(descriptor)
     return state.st_dev, state.st_ino

@@ -112,7 +112,7 @@ def test_a_descriptor_that_is_lost_for_good_stops_the_recording(tmp_path: Path) 
         os.closerange(3, 256)
         os.rename(AGENT.recorder.path, here / "moved.kvt")
         step(10_000)
-        assert not AGENT.recorder.alive and AGENT.recorder.lost
+        assert not AGENT.recorder.alive and AGENT.recorder._store.lost
         AGENT.close()
         """,
     )

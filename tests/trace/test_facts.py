@@ -67,15 +67,15 @@ def test_a_later_document_adds_to_an_earlier_one() -> None:
 # The keys of each document on disk, in the order in which they are written. Append, never rename: spools
 # of older versions hold them.
 KEYS = {
-    facts.Header: "kvtrace run pid ppid role process python executable argv host wall_ns perf_ns vllm boot",
+    facts.Header: "kvtrace run pid ppid role process python argv host wall_ns perf_ns vllm boot",
     facts.Target: "id module attr status detail versions",
-    facts.Engine: "tag vllm torch platform model dp_rank tp pp dp block_size hash_block_size "
-    "max_num_batched_tokens max_num_scheduled_tokens max_num_seqs max_model_len prefix_caching "
-    "chunked_prefill async_scheduling enforce_eager cudagraph_mode compilation_mode scheduler kv_transfer "
+    facts.Engine: "tag vllm torch platform model dp_rank tp pp dp block_size "
+    "max_num_batched_tokens max_num_seqs max_model_len prefix_caching "
+    "chunked_prefill enforce_eager cudagraph_mode scheduler kv_transfer "
     "connector_created connector kv_groups",
     facts.KvTransfer: "connector role module_path engine_id extra",
     facts.KvGroup: "kind block_size layers window",
-    facts.Worker: "tag ordinal rank local_rank tp_rank pp_rank dp_rank worker_class runner_class device "
+    facts.Worker: "tag ordinal rank tp_rank pp_rank dp_rank worker_class device "
     "kv_layers direct_call backends connector_live connector other_layers slot_bytes",
     facts.Connector: "ordinal role parent configured class module file ok error_type error where proxy noop "
     "overrides ints engine_tag resolves requires_piecewise",

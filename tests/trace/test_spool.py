@@ -225,12 +225,12 @@ def test_a_failing_write_stops_the_recording_and_is_not_raised(tmp_path):
         from kvtrace.trace.writer import Recorder
         recorder = Recorder(Path({str(tmp_path / "a.kvt")!r}), {HEADER!r}, 1 << 30, {Which.compiled})
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        most = recorder.size + 7000
+        most = recorder._store.size + 7000
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         for n in range(9000):
             recorder.add((fmt.pack_head(fmt.Kind.HOOK), n, n, n, n, n, n, n))
             recorder.flush()
-        assert not recorder.alive and recorder.lost > 900, recorder.lost
+        assert not recorder.alive and recorder._store.lost > 900, recorder._store.lost
         """
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -245,7 +245,7 @@ def test_a_failing_write_stops_the_recording_and_is_not_raised(tmp_path):
 
 def test_past_the_size_limit_it_says_full_and_past_twice_stops(tmp_path):
     recorder = make(tmp_path / "a.kvt", HEADER, 64 * 100)
-    recorder._store.limit, recorder._store.ceiling = recorder.size + 6400, recorder.size + 12800
+    recorder._store.limit, recorder._store.ceiling = recorder._store.size + 6400, recorder._store.size + 12800
     for n in range(400):
         recorder.add((fmt.pack_head(Kind.HOOK), n, n, n, n, n, n, n))
         recorder.flush()
@@ -346,7 +346,7 @@ def test_the_header_is_json_that_survives_odd_values(tmp_path):
 def blocks_of(path: Path, blocks: int = 6, records: int = 5) -> tuple[bytes, int]:
     """A spool of so many blocks, and where the first one begins."""
     recorder = Recorder(path, HEADER, 1 << 30, compiled=False)
-    start = recorder.size
+    start = recorder._store.size
     for block in range(blocks):
         for n in range(records):
             recorder.add((fmt.pack_head(Kind.HOOK), block, n, 0, 0, 0, 0, 0))
@@ -378,7 +378,7 @@ def test_blocks_missing_twice_or_of_another_spool_are_said(tmp_path):
     size = 6 * 64
     parts = [raw[at : at + size] for at in range(start, len(raw), size)]
     foreign = Recorder(other, Header(pid=2), 1 << 30, compiled=False)
-    before = foreign.size
+    before = foreign._store.size
     foreign.add((fmt.pack_head(Kind.HOOK), 99, 0, 0, 0, 0, 0, 0))
     foreign.flush()
     strange = other.read_bytes()[before:]

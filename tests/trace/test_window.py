@@ -215,7 +215,7 @@ def test_an_unannounced_fork_leaves_the_parents_pages_alone(tmp_path):
         if pid == 0:
             recorder.add({numbered(2)})
             recorder.flush()
-            os._exit(0 if recorder.lost == 1 and not recorder.alive else 1)
+            os._exit(0 if recorder._store.lost == 1 and not recorder.alive else 1)
         assert os.waitpid(pid, 0)[1] == 0
         recorder.add({numbered(3)})
         recorder.stop(1)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.prints.kept import KeptCopies, StepBlocks  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.steps.prompts import ComputedSpan, Filled  # noqa: E402
+from kvtrace.agent.steps.prompts import Filled  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
 from kvtrace.trace.facts import LoadErrors  # noqa: E402
 
@@ -40,8 +40,8 @@ def engine(copies: int = 64) -> tuple[KeptCopies, list[Layer], dict[Any, Any]]:
 
 
 def step(name: str, tokens: list[int], blocks: list[int], tensors: Any, loaded: int = 0) -> StepBlocks:
-    span = ComputedSpan(name, tokens, [blocks], 0, len(tokens))
-    return StepBlocks(1, [Filled(name, 0, 0, blocks)], [span], {name: loaded} if loaded else {}, tensors)
+    filled = [Filled(name, 0, 0, blocks)]
+    return StepBlocks(1, filled, {name: tokens}, {name: loaded} if loaded else {}, tensors)
 
 
 def test_equal_blocks_have_no_error(facts: list[LoadErrors]) -> None:

@@ -34,6 +34,17 @@ class Hidden(Exception):
     """Somewhere the source reads the dictionary in a way that does not say which keys."""
 
 
+def speaks_of_it(file: str, most: int = -1) -> bool:
+    """Whether the first so many bytes of a file, source or compiled, name the dictionary; True where it can't
+    be read."""
+    try:
+        with open(file, "rb") as source:
+            data = source.read(most)
+    except OSError:
+        return True
+    return DICTIONARY.encode() in data or GETTER.encode() in data
+
+
 def keys_named(sources: Sequence[str]) -> set[str]:
     """All keys that these files ask for; most of them need not speak of the dictionary.
 

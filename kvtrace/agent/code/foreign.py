@@ -16,13 +16,16 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
+from kvtrace.agent.code.traces import entries, outwards
 from kvtrace.trace.mask import mask_text
 
 LEFT_OUT = "…"
 _MOST_READ = 2000
+_MOST_SAID = 500
 _MOST_FRAMES = 64
 _MOST_FUNCTIONS = 200
 _FIELD = re.compile(r"%(?:\(\w{0,99}\))?[-#0 +]{0,9}[\d.*]{0,9}[hlL]?[diouxXeEfFgGcrsa%]|\{[^{}]{0,99}\}")
@@ -32,7 +35,7 @@ _PLAIN = re.compile(r"\(?(?:[A-Z]{1,6}|[A-Z]?[a-z]{1,15})(?:[-/][a-z]{1,15})?\)?
 
 
 def of_exception(
-    error: BaseException, keep: bool = False, most: int = 500, trace: TracebackType | None = None
+    error: BaseException, keep: bool = False, most: int = _MOST_SAID, trace: TracebackType | None = None
 ) -> str:
     """Its message, at most so many characters; "" where it has none, or none that can be had."""
     trace = trace or error.__traceback__
@@ -58,7 +61,7 @@ def of_exception(
         return ""
 
 
-def of_record(record: logging.LogRecord, keep: bool = False, most: int = 500) -> str:
+def of_record(record: logging.LogRecord, keep: bool = False) -> str:
     """The message of a log record, in the stack of the call that made it."""
     arguments: Any = record.args if isinstance(record.args, tuple) else (record.args,)
     # formatting a tensor would read device memory
@@ -68,7 +71,7 @@ def of_record(record: logging.LogRecord, keep: bool = False, most: int = 500) ->
     except Exception:
         text = str(record.msg)
     if keep:
-        return mask_text(text[:_MOST_READ])[:most]
+        return mask_text(text[:_MOST_READ])[:_MOST_SAID]
     errors = [value for value in arguments if isinstance(value, BaseException)]
     if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
         errors.append(record.exc_info[1])
@@ -80,7 +83,7 @@ def of_record(record: logging.LogRecord, keep: bool = False, most: int = 500) ->
         fragments |= _written(error, [trace.tb_frame for trace in _frames(error.__traceback__)])
         if isinstance(error, OSError) and error.strerror:
             fragments.add(os.strerror(error.errno or 0))
-    return mask_text(_template(text[:_MOST_READ], fragments))[:most]
+    return mask_text(_template(text[:_MOST_READ], fragments))[:_MOST_SAID]
 
 
 _configured: dict[str, None] = {}
@@ -109,11 +112,7 @@ def _at(filename: Any) -> str:
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
-    for _ in range(_MOST_FRAMES):
-        if trace is None:
-            return
-        yield trace
-        trace = trace.tb_next
+    return islice(entries(trace), _MOST_FRAMES)
 
 
 def _raised_there(trace: TracebackType) -> bool:
@@ -124,14 +123,9 @@ def _raised_there(trace: TracebackType) -> bool:
 
 
 def _maker(record: logging.LogRecord) -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return None
-        if frame.f_code.co_filename == record.pathname and frame.f_code.co_name == record.funcName:
-            return frame
-        frame = frame.f_back
-    return None
+    wanted = (record.pathname, record.funcName)
+    frames = outwards(sys._getframe(1), _MOST_FRAMES)
+    return next((one for one in frames if (one.f_code.co_filename, one.f_code.co_name) == wanted), None)
 
 
 def _written(error: BaseException | None, frames: list[FrameType]) -> set[str]:

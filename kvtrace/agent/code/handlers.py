@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import CodeType
-from typing import NamedTuple
+from typing import Any
 
 _ANYTHING = frozenset({"Exception", "BaseException"})
 _MAX_HANDLERS = 16
 _MAX_KEPT = 256
 _ENDS = frozenset({"RERAISE"})
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR"})
-
-
-class _Range(NamedTuple):
-    """Instructions [start, end) whose exceptions go to ``target``; offsets in bytes."""
-
-    start: int
-    end: int
-    target: int
 
 
 def takes_anything(code: CodeType, at: int, names: Sequence[str]) -> bool | None:
@@ -44,11 +36,9 @@ def takes_anything(code: CodeType, at: int, names: Sequence[str]) -> bool | None
 
 @functools.lru_cache(maxsize=_MAX_KEPT)
 def _takes_anything(code: CodeType, at: int, names: tuple[str, ...]) -> bool | None:
-    table = getattr(code, "co_exceptiontable", None)
-    if table is None:
-        return None
-    ranges = list(_ranges(table))
-    instructions = [one for one in dis.get_instructions(code) if one.opname not in ("NOP", "CACHE")]
+    read = dis.Bytecode(code)
+    ranges: Any = getattr(read, "exception_entries", ())  # start, end and target in bytes
+    instructions = [one for one in read if one.opname not in ("NOP", "CACHE")]
     for _ in range(_MAX_HANDLERS):
         target = next((one.target for one in ranges if one.start <= at < one.end), None)
         if target is None:
@@ -80,20 +70,3 @@ def _clauses(rest: Sequence[dis.Instruction], names: tuple[str, ...]) -> tuple[b
         elif one.opname in ("POP_EXCEPT", "STORE_FAST"):
             loaded = []
     return None, -1
-
-
-def _ranges(table: bytes) -> Iterator[_Range]:
-    """The entries of a code object's exception table (CPython, Objects/exception_handling_notes.txt)."""
-    data = iter(table)
-
-    def number(byte: int) -> int:
-        value = byte & 63
-        while byte & 64:
-            byte = next(data)
-            value = value << 6 | byte & 63
-        return value
-
-    for first in data:
-        start, length, target = number(first) * 2, number(next(data)) * 2, number(next(data)) * 2
-        number(next(data))
-        yield _Range(start, start + length, target)

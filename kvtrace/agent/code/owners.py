@@ -25,13 +25,9 @@ class Owner:
     def __init__(self, connector: Any) -> None:
         base = type(connector)
         modules = {cls.__module__ for cls in (*base.__mro__, *map(type, _held(connector)))}
-        packages = set(map(top, modules))
-        self._modules = {
-            str(getattr(sys.modules.get(name), "__file__", None))
-            for name in modules
-            if top(name) not in _FOREIGN and not is_stdlib_module(top(name))
-        }
-        self._packages = {name for name in packages if name not in _FOREIGN and not is_stdlib_module(name)}
+        own = [name for name in modules if not is_foreign(name)]
+        self._modules = {str(getattr(sys.modules.get(name), "__file__", None)) for name in own}
+        self._packages = set(map(top, own))
         self._bundled = any(
             cls.__module__.startswith("vllm.") and not cls.__module__.endswith("base") for cls in base.__mro__
         )
@@ -54,15 +50,6 @@ class Owner:
         folders = [_folder(name) for name in (*self._packages, "vllm")]
         inside = any(folder and filename.startswith(folder) for folder in folders)
         return inside and self.owns(filename)
-
-    def modules(self) -> list[str]:
-        """Names of the imported modules that may be its own: few of the thousands that there are."""
-        return [name for name in list(sys.modules) if self._may_own(name)]
-
-    def _may_own(self, module: str) -> bool:
-        if self._bundled and module.startswith("vllm."):
-            return any(word in module for word in _BUNDLED)
-        return top(module) in self._packages
 
     def _look(self, filename: str) -> bool:
         if filename.startswith("<") or is_stdlib_file(filename):

@@ -55,9 +55,5 @@ def wrap_input_processor(module: ModuleType) -> None:
             AGENT.failed("assign_request_id")
         return result
 
-    wrapped: Any = assign_request_id
-    if isinstance(original, staticmethod):
-        wrapped = staticmethod(assign_request_id)
-    elif isinstance(original, classmethod):
-        wrapped = classmethod(assign_request_id)
-    cls.assign_request_id = wrapped
+    bound = isinstance(original, (staticmethod, classmethod))
+    cls.assign_request_id = type(original)(assign_request_id) if bound else assign_request_id

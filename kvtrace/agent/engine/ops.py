@@ -164,16 +164,15 @@ def traced_body(body: Callable[..., Any], *, calls_hook: bool) -> Callable[..., 
         )  # fmt: skip
         names |= {"_kvt_begin": compiled.begin, "_kvt_end": compiled.end}
         template = _COMPILED
-    for field, text in {
+    fills = {
         "guard": "" if _opaque_platform() else _COMPILE_GUARD,
         "rows": rows,
         "size": "-1" if rows == "None" else f"{rows}.shape[0]",
         "ordinary": f"{hooked} and {_KNOWN_MODE}" if calls_hook else _KNOWN_MODE,
         "skip": str(skip),
         "after": "_kvt_worker.hooked_layer = None" if calls_hook else "pass",
-    }.items():
-        template = template.replace(f"{{{field}}}", text)
-    wrapper = generate(body, template, names, needs=("layer_name",))
+    }
+    wrapper = generate(body, template, names, ("layer_name",), fills)
     if wrapper is None:
         return body
     return DEVICE.around_op(wrapper, op) if wanted() else wrapper

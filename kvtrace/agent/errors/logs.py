@@ -13,15 +13,16 @@ holds an exception, that is one which the connector caught there: a SWALLOWED fa
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import threading
+from typing import Any
 
 from kvtrace.agent.code import foreign, owners
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT, get_ident, where_raised
 from kvtrace.agent.wrap import frames
+from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace.facts import Log, Swallowed
 from kvtrace.trace.format import Role
 
@@ -29,7 +30,7 @@ MAX_FACTS = 100
 
 _counts: dict[tuple[str, str, str], int] = {}
 _by_thread: dict[int, int] = {}
-_spool: object = None
+AGENT.openings.append(_counts.clear)
 
 
 def emitted() -> int:
@@ -39,12 +40,11 @@ def emitted() -> int:
 
 def install() -> None:
     """Idempotent."""
-    original = logging.Logger.handle
-    if hasattr(original, "_kvtrace"):
-        return
+    wrap_once(logging.Logger, "handle", _handling)
 
-    @functools.wraps(original)
-    def handle(self: logging.Logger, record: logging.LogRecord) -> None:
+
+def _handling(original: Any) -> Any:
+    def handle(self: logging.Logger, record: logging.LogRecord) -> Any:
         if record.levelno >= logging.WARNING:
             try:
                 _seen(self, record)
@@ -52,12 +52,10 @@ def install() -> None:
                 AGENT.failed("log")
         return original(self, record)
 
-    handle._kvtrace = True  # type: ignore[attr-defined]
-    logging.Logger.handle = handle  # type: ignore[method-assign]
+    return handle
 
 
 def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
-    global _spool
     if AGENT.recorder is None:
         return
     if record.pathname.replace("\\", "/").endswith(owners.BASES):
@@ -72,10 +70,6 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
     else:
         _by_thread[get_ident()] = emitted() + 1
     hook, index, layer = place
-    if _spool is not AGENT.recorder:
-        # another run's spool: what was said once must be said there too
-        _spool = AGENT.recorder
-        _counts.clear()
     key = (record.name, str(record.msg), hook)
     count = _counts.get(key, 0) + 1
     if count == 1 and len(_counts) >= MAX_FACTS:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from kvtrace.agent.code.owners import Owner
+from kvtrace.agent.code.traces import entries
 from kvtrace.agent.state import get_ident
 from kvtrace.agent.wrap.tracing import set_trace
 
@@ -33,7 +34,8 @@ _here: dict[int, list[Raises]] = {}
 _tool = -1
 
 
-_IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
+IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""How generators end."""
 _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERATOR", "SUSPEND"})
 """Instructions with which a frame is left without an exception."""
 
@@ -138,7 +140,7 @@ class Raises:
             if error is None:
                 return
             known = self._known(error)
-            if known is not None and known.top in list(_ids(error.__traceback__)):
+            if known is not None and known.top in map(id, entries(error.__traceback__)):
                 self._entries.remove(known)
             error = error.__cause__
 
@@ -155,10 +157,10 @@ class Raises:
         return next(found, None)
 
     def keep(self, error: Any, trace: TracebackType | None) -> None:
-        if not isinstance(error, BaseException) or isinstance(error, _IGNORED) or trace is None:
+        if not isinstance(error, BaseException) or isinstance(error, IGNORED) or trace is None:
             return
         known = self._known(error)
-        if known is not None and known.top in list(_ids(trace.tb_next)):
+        if known is not None and known.top in map(id, entries(trace.tb_next)):
             self._entries.remove(known)  # it has come further; else another one had its id
         if len(self._entries) >= _MAX_KEPT:
             return
@@ -204,12 +206,6 @@ def _raises(frame: FrameType) -> bool:
     """Whether a frame that is being left is left by an exception."""
     at, code = frame.f_lasti, frame.f_code.co_code
     return not (0 <= at < len(code) and dis.opname[code[at]] in _LEAVES)
-
-
-def _ids(trace: TracebackType | None) -> Iterator[int]:
-    while trace is not None:
-        yield id(trace)
-        trace = trace.tb_next
 
 
 def _around(owner: Owner) -> Raises | None:

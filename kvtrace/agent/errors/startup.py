@@ -5,10 +5,10 @@ initialization failed" at best. The exception itself goes on untouched."""
 from __future__ import annotations
 
 import functools
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
-from kvtrace.agent.code import foreign, owners
+from kvtrace.agent.code import foreign, owners, traces
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap import frames
 from kvtrace.trace.facts import StartFailed
@@ -40,15 +40,9 @@ def wrap_parser(module: ModuleType) -> None:
     cls.error = error
 
 
-def wrap_engine_core(module: ModuleType) -> None:
-    _wrap_init(module.EngineCore, ENGINE_CORE, Role.SCHEDULER)
-
-
-def wrap_llm(module: ModuleType) -> None:
-    _wrap_init(module.LLM, LLM, Role.FRONT)
-
-
-def _wrap_init(cls: Any, stage: str, role: Role) -> None:
+def wrap_init(name: str, stage: str, role: Role, module: ModuleType) -> None:
+    """The constructor of a class of the module."""
+    cls = getattr(module, name)
     cls.__init__ = _watched(cls.__init__, stage, role)
 
 
@@ -91,24 +85,20 @@ def _before_any_request(error: BaseException) -> bool:
     and vLLM's own code took part (a user's script may fail by itself, with what it was about to ask)."""
     if AGENT.scheduler.step or AGENT.worker.latest:
         return False
-    trace = error.__traceback__
-    while trace is not None:
-        if owners.top(str(trace.tb_frame.f_globals.get("__name__") or "")) == "vllm":
-            return True
-        trace = trace.tb_next
-    return False
+    return any(owners.top(_module(trace)) == "vllm" for trace in traces.entries(error.__traceback__))
 
 
 def _of_the_engine(error: BaseException) -> bool:
     """Whether only vLLM's and torch's code took part, and none of a connector's."""
-    trace = error.__traceback__
-    while trace is not None:
-        name = str(trace.tb_frame.f_globals.get("__name__") or "")
+    for name in map(_module, traces.entries(error.__traceback__)):
         inside = ".kv_transfer." in name and not name.endswith(".factory")
         if inside or not (owners.is_foreign(name) or owners.top(name) in _CHECKERS):
             return False
-        trace = trace.tb_next
     return True
+
+
+def _module(trace: TracebackType) -> str:
+    return str(trace.tb_frame.f_globals.get("__name__") or "")
 
 
 def failed(stage: str, error: BaseException, role: Role) -> None:
@@ -122,14 +112,10 @@ def failed(stage: str, error: BaseException, role: Role) -> None:
 def place(error: BaseException) -> str:
     """``file.py:12 in function``: the innermost line that is not Python's own, nor of what checks types."""
     best = ""
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        name = owners.top(str(trace.tb_frame.f_globals.get("__name__") or ""))
+    for trace in traces.entries(error.__traceback__):
+        code, name = trace.tb_frame.f_code, owners.top(_module(trace))
         if not (code.co_filename.startswith("<") or name in _CHECKERS or owners.is_stdlib_module(name)):
-            parts = code.co_filename.replace("\\", "/").split("/")
-            best = f"{'/'.join(parts[-2:])}:{trace.tb_lineno} in {code.co_name}"
-        trace = trace.tb_next
+            best = traces.place(code, trace.tb_lineno)
     return best
 
 

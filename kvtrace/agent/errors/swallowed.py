@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import sys
 import threading
+from itertools import dropwhile
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from kvtrace.agent import limits
-from kvtrace.agent.code import handlers, owners
+from kvtrace.agent.code import handlers, owners, traces
 from kvtrace.agent.code.owners import Owner
 from kvtrace.agent.errors import logs, raises
 from kvtrace.agent.errors.raises import Raised, Raises
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT, clock, is_ours, where_raised
+from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace import facts, hooks
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Role
@@ -32,14 +34,12 @@ BACKGROUND = (THREAD, EXECUTOR, ASYNCIO)
 MAX_FACTS = 100
 _MAX_LATEST = 64
 _MAX_TOLD = 64
-_IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
 _STOPS = (KeyboardInterrupt, SystemExit)
 _ORDINARY = (KeyError, AttributeError, IndexError, ImportError)
 _SAVING = frozenset(hook.name for hook in hooks.SAVING)
 
 _seen_before: dict[tuple[str, int, str, str], int] = {}
 _observed: dict[tuple[str, int], int] = {}
-_spool: object = None
 
 
 class About(NamedTuple):
@@ -160,12 +160,6 @@ class CallErrors:
         return False if HERE.did > self._began and self._hook != ASYNCIO else None
 
     def _counted(self) -> None:
-        global _spool
-        if _spool is not AGENT.recorder:
-            _spool = AGENT.recorder
-            _seen_before.clear()
-            _observed.clear()
-            _latest.clear()
         calls = (self._hook, self._index)
         _observed[calls] = _observed.get(calls, 0) + 1
 
@@ -218,6 +212,7 @@ class _Known(NamedTuple):
 
 
 _latest: dict[int, _Known] = {}
+AGENT.openings += (_seen_before.clear, _observed.clear, _latest.clear)
 
 
 def _repeated(caught: Handled, hook: str) -> bool:
@@ -267,57 +262,47 @@ def _tracer() -> str:
 
 
 def _is_a_stop(error: BaseException | None) -> bool:
-    return isinstance(error, (*_IGNORED, *_STOPS)) or type(error).__name__ == "CancelledError"
+    return isinstance(error, (*raises.IGNORED, *_STOPS)) or type(error).__name__ == "CancelledError"
 
 
 def _innermost(trace: TracebackType | None) -> str:
     """The frame that raised it; never a wrapper of ours."""
     last = None
-    while trace is not None:
-        if last is None or not is_ours(trace.tb_frame.f_code.co_filename):
-            last = trace
-        trace = trace.tb_next
+    for one in traces.entries(trace):
+        if last is None or not is_ours(_file(one)):
+            last = one
     return "" if last is None else _place_of(last)
 
 
-def _place_of(trace: Any) -> str:
-    """``folder/file.py:12 in function``."""
-    code = trace.tb_frame.f_code
-    name = "/".join(code.co_filename.replace(chr(92), "/").split("/")[-2:])
-    return f"{name}:{trace.tb_lineno} in {code.co_name}"
+def _place_of(trace: TracebackType) -> str:
+    return traces.place(trace.tb_frame.f_code, trace.tb_lineno)
 
 
 def _broad_place(trace: TracebackType | None, error: BaseException, owner: Owner) -> str | None:
     """The frame of the connector's whose handler for anything took an exception; None for any other."""
-    if trace is None or not owner.owns(trace.tb_frame.f_code.co_filename):
+    if trace is None or not owner.owns(_file(trace)):
         return None
     names = [cls.__name__ for cls in type(error).__mro__ if cls not in (Exception, BaseException, object)]
     return _place_of(trace) if handlers.takes_anything(trace.tb_frame.f_code, trace.tb_lasti, names) else None
 
 
-def _traces(trace: TracebackType | None) -> list[Any]:
-    """The frames that an exception passed, without the executor or event loop that ran them."""
-    traces: list[Any] = []
-    while trace is not None and owners.is_stdlib_file(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    while trace is not None:
-        traces.append(trace)
-        trace = trace.tb_next
-    return traces
-
-
 def _place(trace: TracebackType | None, error: BaseException, owner: Owner, background: bool) -> str | None:
     """Innermost frame of the connector's; None for ordinary control flow, and for what the
     connector's code did not itself handle (in the background: what did not pass through it)."""
-    traces = _traces(trace)
-    own = [trace for trace in traces if owner.owns(trace.tb_frame.f_code.co_filename)]
-    if not own or not (background or own[0] is traces[0]):
+    # without the executor or event loop that ran it
+    passed = list(dropwhile(lambda one: owners.is_stdlib_file(_file(one)), traces.entries(trace)))
+    own = [one for one in passed if owner.owns(_file(one))]
+    if not own or not (background or own[0] is passed[0]):
         return None
-    deeper = [trace.tb_frame.f_code.co_filename for trace in traces[traces.index(own[0]) + 1 :]]
+    deeper = [_file(one) for one in passed[passed.index(own[0]) + 1 :]]
     ordinary = isinstance(error, _ORDINARY) or type(error).__name__ == "Empty"
     if ordinary and all(map(owners.is_stdlib_file, deeper)):
         return None
     return _place_of(own[-1])
+
+
+def _file(trace: TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename
 
 
 # --- the connector's own threads ----------------------------------------------------------
@@ -325,10 +310,10 @@ def _place(trace: TracebackType | None, error: BaseException, owner: Owner, back
 
 def install_thread_hook() -> None:
     """Note what ends a thread of the connector's (``threading.excepthook``, chained)."""
-    before = threading.excepthook
-    if hasattr(before, "_kvtrace"):
-        return
+    wrap_once(threading, "excepthook", _dying)
 
+
+def _dying(before: Any) -> Any:
     def excepthook(args: Any, /) -> Any:
         try:
             _thread_died(args.exc_value)
@@ -336,19 +321,17 @@ def install_thread_hook() -> None:
             AGENT.failed("thread")
         return before(args)
 
-    excepthook._kvtrace = True  # type: ignore[attr-defined]
-    threading.excepthook = excepthook
+    return excepthook
 
 
 def _thread_died(error: BaseException | None) -> None:
     if error is None:
         return
-    trace = error.__traceback__
     origin = HERE.origin
     index = 0 if origin is None else origin.connector
-    while trace is not None and not index:
-        index = owners.index_of(trace.tb_frame.f_code.co_filename)
-        trace = trace.tb_next
+    index = index or next(
+        filter(None, map(owners.index_of, map(_file, traces.entries(error.__traceback__)))), 0
+    )
     if not index:
         return
     if HERE.work is not None:

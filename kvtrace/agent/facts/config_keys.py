@@ -150,17 +150,13 @@ def _text(file: str) -> str:
     """ "" where what it reads can't be known."""
     try:
         if file.endswith(".so"):
-            return "" if os.path.getsize(file) > _MOST_CHARACTERS or _speaks_of_it(file) else "pass"
+            return (
+                "" if os.path.getsize(file) > _MOST_CHARACTERS or config_source.speaks_of_it(file) else "pass"
+            )
         with open(file, encoding="utf-8") as source:
             return source.read() or "pass" if file.endswith(".py") else ""
     except OSError:
         return ""
-
-
-def _speaks_of_it(file: str) -> bool:
-    with open(file, "rb") as compiled:
-        data = compiled.read()
-    return any(name.encode() in data for name in (config_source.DICTIONARY, config_source.GETTER))
 
 
 def _imported(name: str, text: str, own: dict[str, str]) -> list[str]:

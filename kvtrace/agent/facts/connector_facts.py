@@ -55,11 +55,15 @@ def resolves(live: type, module_path: str | None, name: str | None) -> bool | No
 
 
 def requires_piecewise(connector: Any, base: type) -> bool | None:
-    """What the class says to vLLM of graphs (0.17.1+): a pure class method, asked with a copy."""
+    """What the class says to vLLM of graphs (0.17.1+)."""
+    return says_piecewise(base, get(connector, "_kv_transfer_config.kv_connector_extra_config"))
+
+
+def says_piecewise(base: type, extra: Any) -> bool | None:
+    """``requires_piecewise_for_cudagraph``, a pure class method, asked with a copy; None: not known."""
     ask = getattr(base, "requires_piecewise_for_cudagraph", None)
     if ask is None:
         return None
-    extra = get(connector, "_kv_transfer_config.kv_connector_extra_config")
     try:
         return bool(ask(copy.deepcopy(extra) if isinstance(extra, dict) else {}))
     except Exception:
@@ -68,14 +72,9 @@ def requires_piecewise(connector: Any, base: type) -> bool | None:
 
 def own_hooks(base: type) -> tuple[str, ...]:
     """Hooks that a connector's class, and not vLLM's base class, defines."""
-    return tuple(name for name in hooks.NAMES if _defined_by_user(base, name))
-
-
-def _defined_by_user(base: type, name: str) -> bool:
-    for cls in base.__mro__:
-        if name in cls.__dict__:
-            return cls.__name__ not in ("KVConnectorBase_V1", "KVConnectorBase", "SupportsHMA")
-    return False
+    definers = {name: cls.__name__ for cls in reversed(base.__mro__) for name in vars(cls)}
+    theirs = ("KVConnectorBase_V1", "KVConnectorBase", "SupportsHMA")
+    return tuple(name for name in hooks.NAMES if name in definers and definers[name] not in theirs)
 
 
 _IDLE_OPS = {

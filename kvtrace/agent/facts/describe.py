@@ -10,6 +10,7 @@ import sys
 from enum import Enum
 from typing import Any
 
+from kvtrace.agent.state import version_of
 from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace.facts import NOT_OF_TOKENS, Engine, KvGroup, KvTransfer, Worker
 from kvtrace.trace.mask import mask_mapping, mask_text
@@ -55,11 +56,6 @@ def platform() -> str | None:
     return str(name) if name else None
 
 
-def _version(module: str) -> str | None:
-    version = getattr(sys.modules.get(module), "__version__", None)
-    return str(version) if version is not None else None
-
-
 def kv_transfer(config: Any) -> KvTransfer | None:
     transfer = getattr(config, "kv_transfer_config", None)
     if transfer is None:
@@ -70,17 +66,18 @@ def kv_transfer(config: Any) -> KvTransfer | None:
         role=plain(getattr(transfer, "kv_role", None)),
         module_path=plain(getattr(transfer, "kv_connector_module_path", None)),
         engine_id=plain(getattr(transfer, "engine_id", None)),
-        extra=mask_mapping(_jsonable(extra)),
+        extra=mask_mapping(jsonable(extra)),
     )
 
 
-def _jsonable(value: Any, depth: int = 0) -> Any:
+def jsonable(value: Any, depth: int = 0) -> Any:
+    """A copy of a configuration as JSON, of bounded size; what is no JSON as its text."""
     if depth > 6:
         return "..."
     if isinstance(value, dict):
-        return {str(key): _jsonable(item, depth + 1) for key, item in list(value.items())[:200]}
+        return {str(key): jsonable(item, depth + 1) for key, item in list(value.items())[:200]}
     if isinstance(value, (list, tuple, set)):
-        return [_jsonable(item, depth + 1) for item in list(value)[:200]]
+        return [jsonable(item, depth + 1) for item in list(value)[:200]]
     return plain(value)
 
 
@@ -124,8 +121,8 @@ def engine(scheduler: Any, tag: int) -> Engine:
     connector = getattr(scheduler, "connector", None)
     return Engine(
         tag=tag,
-        vllm=_version("vllm"),
-        torch=_version("torch"),
+        vllm=version_of("vllm"),
+        torch=version_of("torch"),
         platform=platform(),
         model=mask_text(str(get(config, "model_config.model", ""))),
         dp_rank=dp_rank(config),
@@ -133,19 +130,13 @@ def engine(scheduler: Any, tag: int) -> Engine:
         pp=get(config, "parallel_config.pipeline_parallel_size", 1),
         dp=get(config, "parallel_config.data_parallel_size", 1),
         block_size=block_size(scheduler),
-        hash_block_size=plain(getattr(scheduler, "hash_block_size", None)),
         max_num_batched_tokens=get(config, "scheduler_config.max_num_batched_tokens"),
-        max_num_scheduled_tokens=plain(getattr(scheduler, "max_num_scheduled_tokens", None)),
         max_num_seqs=get(config, "scheduler_config.max_num_seqs"),
         max_model_len=get(config, "model_config.max_model_len"),
         prefix_caching=bool(get(config, "cache_config.enable_prefix_caching", False)),
         chunked_prefill=bool(get(config, "scheduler_config.enable_chunked_prefill", False)),
-        async_scheduling=bool(get(config, "scheduler_config.async_scheduling", False)),
         enforce_eager=bool(get(config, "model_config.enforce_eager", False)),
         cudagraph_mode=plain(get(config, "compilation_config.cudagraph_mode")),
-        compilation_mode=plain(
-            get(config, "compilation_config.mode", get(config, "compilation_config.level"))
-        ),
         scheduler=type(scheduler).__name__,
         kv_transfer=kv_transfer(config),
         connector_created=connector is not None,
@@ -174,12 +165,10 @@ def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
     return Worker(
         ordinal=ordinal,
         rank=plain(getattr(inner, "rank", getattr(wrapper, "global_rank", 0))),
-        local_rank=plain(getattr(inner, "local_rank", None)),
         tp_rank=_group_rank("get_tp_group"),
         pp_rank=_group_rank("get_pp_group"),
         dp_rank=dp_rank(config),
         worker_class=f"{type(inner).__module__}.{type(inner).__qualname__}",
-        runner_class=_qualified(getattr(inner, "model_runner", None)),
         device=str(getattr(inner, "device", "")) or None,
         kv_layers=layers,
         other_layers=others,
@@ -192,10 +181,6 @@ def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
         connector_live=connector is not None,
         connector=index_of(connector),
     )
-
-
-def _qualified(value: Any) -> str | None:
-    return None if value is None else f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _group_rank(getter: str) -> int | None:

@@ -341,7 +341,7 @@ class Device:
             "_kvt_step_out": frames.step_out,
             "_kvt_head": _head(code, detail),
         }
-        return generate(body, _TEMPLATE, names, needs=("layer_name",)) or self._around(body, code, detail)
+        return generate(body, _TEMPLATE, names, ("layer_name",)) or self._around(body, code, detail)
 
     def _around(self, body: Callable[..., Any], code: int, detail: int) -> Callable[..., Any]:
         """``body`` with any signature: the record names no layer."""

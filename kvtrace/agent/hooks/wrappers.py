@@ -187,7 +187,7 @@ def _generated(
         return None
     needed = [argument for _, argument in hook.needs]
     point = call.watch_point(hooked)
-    source = _source(hooked, signature, needed, point)
+    fills = _fills(hooked, signature, needed, point)
     names = {
         "_kvt_clock": clock,
         "_kvt_passed": passed,
@@ -202,7 +202,7 @@ def _generated(
         "_kvt_watched": point.watched,
         **{f"_kvt_switch{at}": holder for at, (holder, _) in enumerate(point.switches)},
     }
-    made = generate(function, source, names, needs=tuple(needed))
+    made = generate(function, _TEMPLATE, names, needed, fills)
     if made is None:
         return None
     frames.WRAPPERS[made.__code__] = (hook.name, hooked.index)
@@ -211,8 +211,7 @@ def _generated(
         return made
     names |= {"_kvt_begin": compiled.begin, "_kvt_end": compiled.end}
     names |= {"_kvt_begun": AGENT.compiled.begun, "_kvt_otherwise": made}
-    source = _source(hooked, signature, needed, point, _COMPILED)
-    faster = generate(function, source, names, needs=tuple(needed))
+    faster = generate(function, _COMPILED, names, needed, fills)
     if faster is not None:
         frames.WRAPPERS[faster.__code__] = (hook.name, hooked.index)
     return faster or made
@@ -236,18 +235,14 @@ def _compiled_call(hooked: Hooked, passed: Passed, point: call.WatchPoint) -> An
     try:
         switches = ((passed, "to"), *point.switches)
         return AGENT.compiled.Call(AGENT, side, head, AGENT.threads, switches, **said)
-    except (
-        AttributeError,
-        TypeError,
-    ):  # a connector of the scheduler's has hooks of layers, and they no place
-        return None
+    except (AttributeError, TypeError):
+        return None  # a connector of the scheduler's has hooks of layers, and they no place
 
 
-def _source(
-    hooked: Hooked, signature: inspect.Signature, needed: list[str], point: call.WatchPoint,
-    source: str = _TEMPLATE,
-) -> str:  # fmt: skip
-    """The template with everything filled in but the lists of parameters and arguments."""
+def _fills(
+    hooked: Hooked, signature: inspect.Signature, needed: list[str], point: call.WatchPoint
+) -> dict[str, str]:
+    """What stands in the templates, but for the lists of parameters and arguments."""
     hook, self_name = hooked.hook, next(iter(signature.parameters))
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
     more = kinds.get(inspect.Parameter.VAR_KEYWORD)
@@ -257,7 +252,7 @@ def _source(
         invoke = f"{self_name}.{hook.name}({{plain}}) if not {more} else {invoke}"
     layer = needed[0] if hook.layered else "None"
     template = _RECORD if hook_records.has_detail(hook) and not hook.layered else _SHORT_RECORD
-    fills = {
+    return {
         "record": template,
         "columns": _columns(hooked),
         "after": "_kvt_side.hooked_layer = {layer}" if hook is hooks.WAIT_LAYER else "pass",
@@ -271,9 +266,6 @@ def _source(
             f"_kvt_switch{at}.{attribute} is None" for at, (_, attribute) in enumerate(point.switches)
         ) or "True",
     }  # fmt: skip
-    for field, text in fills.items():
-        source = source.replace(f"{{{field}}}", text)
-    return source
 
 
 def _columns(hooked: Hooked) -> str:

@@ -9,19 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kvtrace.agent.kv.host import aside, event_behind, on_host
-from kvtrace.agent.kv.late import Late
+from kvtrace.agent.kv.late import Array, np
 from kvtrace.agent.kv.touch import Pattern
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.int64]
-else:
-    np = Late("numpy")
 
 INDICES, ALONG, PICKED, FLAT, MASK = "indices", "along", "picked", "flat", "mask"
 """How elements are named: by an index a dimension; by one index along a dimension; by an index for each

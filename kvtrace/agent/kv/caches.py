@@ -159,10 +159,6 @@ class Caches:
             address = tensor.data_ptr()
         except Exception:
             return ()  # sparse, or fake
-        return self.around(address)
-
-    def around(self, address: int) -> Sequence[Layer]:
-        """All layers that lie in the storage around an address."""
         if self._storages is None:
             self._storages = _storages(self.layers.values())
         at = bisect_right(self._storages, address, key=_first) - 1
@@ -190,10 +186,7 @@ class Caches:
 
     def at(self, tensor: Any, view: View) -> tuple[Layer, ...]:
         """The layers of which a view may touch a part."""
-        return self.lying_at(self.in_storage(tensor), view)
-
-    def lying_at(self, here: Sequence[Layer], view: View) -> tuple[Layer, ...]:
-        """Of the layers of one storage, those of which a view may touch a part."""
+        here = self.in_storage(tensor)
         if len(here) < 2:
             return tuple(here)
         key = (here[0].storage, view)

@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvtrace.agent.kv.access import Aside
 from kvtrace.agent.kv.host import on_host
-from kvtrace.agent.kv.late import Late
+from kvtrace.agent.kv.late import Array, Mask, np
 from kvtrace.agent.kv.layout import Layout
 from kvtrace.agent.kv.tensors import is_tensor
 from kvtrace.agent.kv.touch import LayerTouch, Pattern, touched
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from kvtrace.agent.kv.caches import Layer
-
-    Array = NDArray[np.int64]
-else:
-    np = Late("numpy")
 
 MOST = 1 << 20
 """Addresses, blocks or slots of one copy; more are not known."""
@@ -99,8 +92,8 @@ class Ranges:
         near = [layer for layer in layers if layer.start < high and low < layer.end]
         return tuple(layer for layer in near if self._of(layer).any())
 
-    def _of(self, layer: Layer) -> NDArray[np.bool_]:
-        there: NDArray[np.bool_] = (self.firsts < layer.end) & (self.firsts + self.sizes > layer.start)
+    def _of(self, layer: Layer) -> Mask:
+        there: Mask = (self.firsts < layer.end) & (self.firsts + self.sizes > layer.start)
         return there
 
     def touches(self, layout: Layout, layer: Layer) -> list[LayerTouch] | None:

@@ -11,19 +11,10 @@ and what can't be said exactly is None, for "not known".
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from kvtrace.agent.kv.late import Late
+from kvtrace.agent.kv.late import Array, Mask, np
 from kvtrace.agent.kv.layout import Layout
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.int64]
-    Mask = NDArray[np.bool_]
-else:
-    np = Late("numpy")
 
 _MOST_BASES = 1 << 19
 """Places of a pattern that are looked at one by one; more are not known."""
@@ -78,13 +69,11 @@ def touched(layout: Layout, pattern: Pattern) -> list[LayerTouch] | None:
 # --- cutting a pattern at the ends of the layer's dimensions --------------------------------------------
 
 
-class _Region:
+class _Region(NamedTuple):
     """Bases, and for each of the layer's dimensions the steps that go out from each (None: none)."""
 
-    __slots__ = ("bases", "steps")
-
-    def __init__(self, bases: Array, steps: list[Array | None]) -> None:
-        self.bases, self.steps = bases, steps
+    bases: Array
+    steps: list[Array | None]
 
 
 def _cut(layout: Layout, region: _Region, dims: tuple[tuple[int, int], ...], regions: list[_Region]) -> bool:

@@ -19,8 +19,10 @@ May not: call anything of the object's own, or change it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from kvtrace.agent.metadata.entries import DeclaredEntry, Resolver
@@ -53,14 +55,10 @@ class Totals:
 
     def totals(self) -> tuple[bool | int, ...]:
         """The fields, in order: what workers are sent."""
-        return (
-            self.readable,
-            self.store_slots,
-            self.store_entries,
-            self.load_slots,
-            self.load_entries,
-            self.undirected,
-        )
+        return _IN_ORDER(self)
+
+
+_IN_ORDER: Callable[[Totals], tuple[bool | int, ...]] = attrgetter(*(one.name for one in fields(Totals)))
 
 
 @dataclass

@@ -38,10 +38,6 @@ class Reading:
     def hull(self) -> Interval:
         return self.ranges[0][0], self.ranges[-1][1]
 
-    @property
-    def tokens(self) -> int:
-        return sum(end - start for start, end in self.ranges)
-
 
 def readings(requests: StepRequests, req_id: str, numbers: Integers) -> list[Reading]:
     """All ways in which a non-empty list can be read as something of this request."""

@@ -7,10 +7,12 @@ builtin types. Arrays of numpy and torch are read where they lie in host memory,
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import Enum, IntEnum
+from functools import lru_cache
 from itertools import islice
 from types import MemberDescriptorType
 from typing import Any
@@ -49,7 +51,6 @@ SCALARS = frozenset(
     }
 )
 
-_kinds: dict[type, FieldShape] = {}
 _CLOSED = frozenset(sys.stdlib_module_names) - {"types", "collections", "__main__"} | {
     "torch",
     "numpy",
@@ -63,15 +64,11 @@ _CLOSED_PATHS = (
 
 def kind_of(value: Any) -> FieldShape:
     """What a value is, by its type alone."""
-    cls = type(value)
-    kind = _kinds.get(cls)
-    if kind is None:
-        if len(_kinds) > _MAX_TYPES:
-            _kinds.clear()
-        kind = _kinds[cls] = _kind(cls)
-    return kind
+    cls: type = type(value)
+    return _kind(cls)
 
 
+@lru_cache(_MAX_TYPES)
 def _kind(cls: type) -> FieldShape:
     for kind, bases in _BASES:
         if issubclass(cls, bases):
@@ -130,7 +127,7 @@ def fields(record: Any) -> list[tuple[str, Any]]:
         names = next(base.__dict__["_fields"] for base in type(record).__mro__ if "_fields" in base.__dict__)
         return list(zip(names, tuple.__iter__(record), strict=False))
     found: list[tuple[str, Any]] = []
-    cls = type(record)
+    cls: type = type(record)
     if cls.__dictoffset__:
         try:
             found.extend(object.__getattribute__(record, "__dict__").items())
@@ -144,21 +141,14 @@ def fields(record: Any) -> list[tuple[str, Any]]:
     return found
 
 
-_slots: dict[type, tuple[tuple[str, MemberDescriptorType], ...]] = {}
-
-
+@lru_cache(_MAX_TYPES)
 def _members(cls: type) -> tuple[tuple[str, MemberDescriptorType], ...]:
-    known = _slots.get(cls)
-    if known is None:
-        if len(_slots) > _MAX_TYPES:
-            _slots.clear()
-        known = _slots[cls] = tuple(
-            (name, member)
-            for base in cls.__mro__
-            for name, member in base.__dict__.items()
-            if isinstance(member, MemberDescriptorType) and not name.startswith("__")
-        )
-    return known
+    return tuple(
+        (name, member)
+        for base in cls.__mro__
+        for name, member in base.__dict__.items()
+        if isinstance(member, MemberDescriptorType) and not name.startswith("__")
+    )
 
 
 def items(container: Any) -> list[Any]:
@@ -261,9 +251,7 @@ def _array(value: Any) -> Integers | None:
     """A one-dimensional array of integers; of several dimensions none but with a single row or column."""
     if not str(value.dtype).startswith(_INTEGER_TYPES):
         return None
-    size = 1
-    for length in value.shape:
-        size *= int(length)
+    size = math.prod(map(int, value.shape))
     if not value.shape or size != max(value.shape) or size > 1 << 24:
         return None
     if getattr(getattr(value, "device", None), "type", "cpu") not in ("cpu", None):

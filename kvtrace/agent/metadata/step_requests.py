@@ -11,6 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtrace.agent.steps.block_tables import groups_of
+
 Interval = tuple[int, int]
 """Token positions [start, end) in a request."""
 
@@ -193,12 +195,8 @@ def read_tables(scheduler: Any, req_id: str) -> list[list[int]]:
 
 
 def _groups(block_ids: Any) -> list[list[int]]:
-    """One list a KV cache group, of vLLM's (a list a group; before 0.9 a list of blocks)."""
-    if not isinstance(block_ids, (list, tuple)):
-        return []
-    if block_ids and isinstance(block_ids[0], int):
-        return [list(block_ids)]
-    return [list(group) for group in block_ids]
+    """One list a KV cache group; none of what is no block table."""
+    return [list(group) for group in groups_of(block_ids)] if isinstance(block_ids, (list, tuple)) else []
 
 
 def _block_sizes(scheduler: Any) -> list[int]:

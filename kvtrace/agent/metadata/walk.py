@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtrace.agent.metadata import identify, shapes, stock, words
 from kvtrace.agent.metadata.numbers import Number, Span
-from kvtrace.agent.metadata.shapes import FieldShape, Integers
+from kvtrace.agent.metadata.shapes import SCALARS, FieldShape, Integers
 from kvtrace.agent.metadata.step_requests import Interval, StepRequests
 
 _FIELD = re.compile(r"[A-Za-z_]{1,40}\d{0,2}\Z")
@@ -207,9 +207,6 @@ class Walk:
             if not names:  # one dictionary: its name is said
                 values = [("", value) for _, value in values]
             self._record(values, inside)
-        self._keep(part)
-
-    def _keep(self, part: Node) -> None:
         if part.says_something():
             self.parts.append(part)
 
@@ -344,17 +341,11 @@ class Walk:
         kinds = {shapes.kind_of(item) for _, item in rest}
         named = [key for key, _ in rest if type(key) is str and _FIELD.match(key)]
         if len(named) == len(rest) and (kinds - {FieldShape.NUMBER} or _names_a_number(named)):
-            if kinds <= _SCALARS:
+            if kinds <= SCALARS:
                 self._beside(part, name, rest)
             else:
                 self._record(rest, context)
-        elif kinds <= {
-            FieldShape.NUMBER,
-            FieldShape.TEXT,
-            FieldShape.BYTES,
-            FieldShape.NOTHING,
-            FieldShape.FLAG,
-        }:
+        elif kinds <= SCALARS - {FieldShape.ENUM}:
             columns = _columns([[key, item] for key, item in rest])
             if columns:
                 self._listed(part, name, value, columns=columns)
@@ -387,15 +378,13 @@ class Walk:
                 part.ordered.append((word.direction, known, Problem(context.field, shape)))
             return
         rows = [shapes.items(item) for item in listed if shapes.kind_of(item) is FieldShape.LIST]
-        flat = len(rows) == len(listed) and all(
-            shapes.kind_of(one) in _SCALARS for row in rows for one in row
-        )
+        flat = len(rows) == len(listed) and all(shapes.kind_of(one) in SCALARS for row in rows for one in row)
         if flat and len({len(row) for row in rows}) == 1 and not any(map(self._request, rows[0])):
             columns = _columns(rows)
             if columns:
                 self._listed(part, name, listed, columns=columns)
             return
-        if kinds & _SCALARS:  # a plain tuple whose places have no names
+        if kinds & SCALARS:  # a plain tuple whose places have no names
             self._record([("", item) for item in listed], context)
             return
         for item in listed:
@@ -455,9 +444,6 @@ class Walk:
         """Whether a value names blocks, slots or tokens of a request."""
         numbers = shapes.integers(value, shapes.kind_of(value))
         return numbers is not None and bool(identify.readings(self.requests, req_id, numbers))
-
-
-_SCALARS = shapes.SCALARS
 
 
 def _with_pairs(fields: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:

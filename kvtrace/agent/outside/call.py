@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from kvtrace.agent.ids import Names, next_call
 from kvtrace.agent.origin import HERE
@@ -21,15 +20,7 @@ from kvtrace.trace.mask import mask_text
 from kvtrace.trace.rows import Outside as Row
 
 _targets = Names(256)
-_spool: Any = None
-
-
-def begins() -> None:
-    """Where a spool has begun since the last time, all that was noted for an earlier one is forgotten."""
-    global _spool
-    if _spool is not AGENT.recorder:
-        _spool = AGENT.recorder
-        PLACES.forget()
+AGENT.openings.append(PLACES.forget)
 
 
 class OutsideCall:
@@ -38,7 +29,6 @@ class OutsideCall:
     def __init__(self, connector: int) -> None:
         files.install()
         sockets.install()
-        begins()
         self._call = 0
         self.connector = connector
         self._empty()

@@ -13,7 +13,6 @@ or that are still empty, are looked at again at the end of each later call; so a
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,13 +21,14 @@ from typing import Any, NamedTuple
 from kvtrace.agent.origin import HERE, origin_here
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap.imports import when_imported
+from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace.format import SPOOL_DIR, Way
 
 _MOST_PLACES = 8192
 _MOST_OPEN = 24
 _WRITING = os.O_WRONLY | os.O_RDWR
 _SEGMENTS = "/dev/shm/"
-_NOISE = ("/dev/", "/proc/", "/sys/")
+NOISE = ("/dev/", "/proc/", "/sys/")
 
 
 class WrittenFile:
@@ -80,11 +80,11 @@ class WrittenFiles:
         name = os.path.abspath(os.fsdecode(path))
         if name.startswith(_SEGMENTS):
             way = Way.SHARED_MEMORY
-        elif name.startswith(_NOISE) or "__pycache__" in name or _ours(name):
+        elif name.startswith(NOISE) or "__pycache__" in name or _ours(name):
             return None
         known = self._places.get(name)
         empties = bool(flags & os.O_TRUNC)
-        size = _size(name)
+        size = size_of(name)
         if known is None:
             known = self._places[name] = WrittenFile(name, way, 0 if empties else size)
             if len(self._places) > _MOST_PLACES:
@@ -112,7 +112,7 @@ class WrittenFiles:
         if place is None:
             return None
         self._open.pop(old, None)
-        place.anew |= _size(new) > 0
+        place.anew |= size_of(new) > 0
         place.path = new
         self._places[new] = place
         self._keep(place)
@@ -170,7 +170,8 @@ def _ours(name: str) -> bool:
     return config is not None and name.startswith(str(config.dir / SPOOL_DIR) + os.sep)
 
 
-def _size(name: str) -> int:
+def size_of(name: str) -> int:
+    """0 where it is not there."""
     try:
         return os.path.getsize(name)
     except OSError:
@@ -188,10 +189,12 @@ def install() -> None:
     if not _installed:
         _installed = True
         sys.addaudithook(_audit)
-        when_imported("multiprocessing.shared_memory", _wrap_segments)
+        segments, zips = "multiprocessing.shared_memory", "torch.serialization"
+        when_imported(segments, lambda module: wrap_once(module.SharedMemory, "__init__", _segment))
         for name in ("safetensors.torch", "safetensors.numpy", "safetensors"):
-            when_imported(name, lambda module: _wrap_writer(module, "serialize_file"))
-        when_imported("torch.serialization", _wrap_zip_writer)
+            when_imported(name, lambda module: wrap_once(module, "serialize_file", _writer))
+        zip_writer = "_open_zipfile_writer_file"
+        when_imported(zips, lambda module: wrap_once(getattr(module, zip_writer, None), "__init__", _writer))
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -240,7 +243,7 @@ def _remove(args: tuple[Any, ...]) -> None:
     if args[1] != -1:  # in a folder that is open, as shutil.rmtree does it
         name = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), name)
     name = os.path.abspath(name)
-    if not name.startswith(_NOISE) and not _ours(name):
+    if not name.startswith(NOISE) and not _ours(name):
         _tell(Removal(name))
         PLACES.removed(name)
 
@@ -267,9 +270,9 @@ _EVENTS: dict[str, Callable[[tuple[Any, ...]], None]] = {
 
 
 def _tell(removal: Removal, place: WrittenFile | None = None) -> None:
-    here = _here()
-    if here is not None:
-        here.moved(removal, place)
+    watched = here()
+    if watched is not None:
+        watched.moved(removal, place)
     elif origin_here() is not None:
         for tell in ELSEWHERE:
             tell(removal)
@@ -295,29 +298,21 @@ def _attached(path: str) -> None:
         AGENT.failed("files outside")
 
 
-def wanted() -> bool:
-    """Whether this thread is in a watched call or piece of work."""
-    return _here() is not None
-
-
-def _here() -> Any:
+def here() -> Any:
+    """The :class:`~kvtrace.agent.outside.call.OutsideCall` of this thread; None where nothing is watched."""
     return getattr(HERE.work, "outside", None)
 
 
 def _note(path: Any, flags: int, way: Way = Way.FILE) -> None:
     """What a watched call, or a connector's hook, opens."""
-    here = _here()
-    if here is not None or origin_here() is not None:
-        place = PLACES.opened(path, flags, way, here is not None)
-        if place is not None and here is not None:
-            here.opened(place)
+    watched = here()
+    if watched is not None or origin_here() is not None:
+        place = PLACES.opened(path, flags, way, watched is not None)
+        if place is not None and watched is not None:
+            watched.opened(place)
 
 
-def _wrap_segments(module: Any) -> None:
-    original = module.SharedMemory.__init__
-    if hasattr(original, "_kvtrace"):
-        return
-
+def _segment(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         create = args[1] if len(args) > 1 else kwargs.get("create", False)
@@ -327,28 +322,17 @@ def _wrap_segments(module: Any) -> None:
         else:
             _attached(path)
 
-    wrapper: Any = functools.update_wrapper(__init__, original)
-    wrapper._kvtrace = True
-    module.SharedMemory.__init__ = wrapper
+    return __init__
 
 
-def _wrap_zip_writer(module: Any) -> None:
-    _wrap_writer(getattr(module, "_open_zipfile_writer_file", None), "__init__")
-
-
-def _wrap_writer(holder: Any, name: str) -> None:
+def _writer(original: Any) -> Any:
     """A native writer that notes its path, the second argument, first."""
-    original = getattr(holder, name, None)
-    if original is None or hasattr(original, "_kvtrace"):
-        return
 
-    @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if wanted():
+        if here() is not None:
             path = args[1] if len(args) > 1 else kwargs.get("filename", kwargs.get("name"))
             if isinstance(path, (str, bytes, os.PathLike)):
                 note(path)
         return original(*args, **kwargs)
 
-    wrapper._kvtrace = True  # type: ignore[attr-defined]
-    setattr(holder, name, wrapper)
+    return wrapper

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvtrace.agent.outside import files as outside
 from kvtrace.agent.state import AGENT, get_ident
+from kvtrace.trace.writer import identity
 
 UNKNOWN = -1
 _MAX_PATHS = 4096
@@ -75,11 +76,11 @@ class Files:
 
     def opened(self, path: Any, flags: int) -> None:
         name = os.path.abspath(os.fsdecode(path))
-        if "__pycache__" in name or name.startswith(("/dev/", "/proc/", "/sys/")):
+        if "__pycache__" in name or name.startswith(outside.NOISE):
             return
         if name in self._paths or len(self._paths) >= _MAX_PATHS:
             return
-        size = _size(name)
+        size = outside.size_of(name)
         if flags & os.O_TRUNC:
             self._paths[name] = (0, False, size > 0)
         elif flags & os.O_APPEND:
@@ -90,7 +91,7 @@ class Files:
     def renamed(self, source: Any, target: Any) -> None:
         old, new = (os.path.abspath(os.fsdecode(name)) for name in (source, target))
         if old in self._paths:
-            anew = (0, False, _size(new) > 0)
+            anew = (0, False, outside.size_of(new) > 0)
             # in its place: the first path stays the first
             self._paths = {
                 new if name == old else name: anew if name == old else seen
@@ -98,21 +99,9 @@ class Files:
             }
 
 
-def _size(name: str) -> int:
-    try:
-        return os.path.getsize(name)
-    except OSError:
-        return 0
-
-
 def _recorded_bytes() -> int:
     recorder = AGENT.recorder
     return 0 if recorder is None else recorder.written
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    state = os.fstat(descriptor)
-    return state.st_dev, state.st_ino
 
 
 class _Counter(threading.local):
@@ -121,14 +110,14 @@ class _Counter(threading.local):
     def __init__(self) -> None:
         try:
             self.file = os.open("/proc/thread-self/io", os.O_RDONLY | os.O_CLOEXEC)
-            self._identity = _identity(self.file)
+            self._identity = identity(self.file)
         except OSError:
             self.file = -1
 
     def __del__(self) -> None:
         try:
             # the process's code may have closed it, and opened something else under its number
-            if self.file >= 0 and _identity(self.file) == self._identity:
+            if self.file >= 0 and identity(self.file) == self._identity:
                 os.close(self.file)
         except Exception:  # at the interpreter's end there are no functions left
             pass

@@ -8,34 +8,24 @@ sent, and what comes back, is never looked at.
 from __future__ import annotations
 
 import errno
-import functools
 import socket
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent.origin import HERE
+from kvtrace.agent.outside.files import here
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap import frames
+from kvtrace.agent.wrap.once import wrap_once
 
 _SENDS, _CONNECTS = ("send", "sendall"), ("connect", "connect_ex")
 _ON_THE_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY, errno.EISCONN})
-_installed = False
 
 
 def install() -> None:
     """Idempotent."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     for names, around in ((_SENDS, _sending), (_CONNECTS, _connecting)):
         for name in names:
-            original = getattr(socket.socket, name)
-            setattr(socket.socket, name, functools.update_wrapper(around(original), original))
-
-
-def _here() -> Any:
-    return getattr(HERE.work, "outside", None)
+            wrap_once(socket.socket, name, around)
 
 
 def _told(tell: Callable[..., None], *args: Any) -> None:
@@ -47,40 +37,40 @@ def _told(tell: Callable[..., None], *args: Any) -> None:
 
 def _sending(original: Any) -> Any:
     def send(self: Any, data: Any, *args: Any) -> Any:
-        here = _here()
-        if here is None:
+        watched = here()
+        if watched is None:
             return original(self, data, *args)
         try:
             sent = original(self, data, *args)
         except OSError as error:
             if not isinstance(error, (BlockingIOError, InterruptedError)):
-                _told(here.failed, name_of(self))
+                _told(watched.failed, name_of(self))
             frames.step_out(error)
             raise
-        _told(_sent, here, self, data, sent)
+        _told(_sent, watched, self, data, sent)
         return sent
 
     return send
 
 
-def _sent(here: Any, sock: Any, data: Any, sent: int | None) -> None:
-    here.sent(name_of(sock), memoryview(data).nbytes if sent is None else sent)
+def _sent(watched: Any, sock: Any, data: Any, sent: int | None) -> None:
+    watched.sent(name_of(sock), memoryview(data).nbytes if sent is None else sent)
 
 
 def _connecting(original: Any) -> Any:
     def connect(self: Any, address: Any) -> Any:
-        here = _here()
-        if here is None:
+        watched = here()
+        if watched is None:
             return original(self, address)
         try:
             result = original(self, address)
         except OSError as error:
             if not isinstance(error, (BlockingIOError, InterruptedError)):
-                _told(here.failed, name_of_address(address))
+                _told(watched.failed, name_of_address(address))
             frames.step_out(error)
             raise
         if result and result not in _ON_THE_WAY:  # connect_ex
-            _told(here.failed, name_of_address(address))
+            _told(watched.failed, name_of_address(address))
         return result
 
     return connect

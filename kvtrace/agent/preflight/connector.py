@@ -7,10 +7,11 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrace.agent.code import config_source
-from kvtrace.agent.facts.connector_facts import does_nothing, resolves
+from kvtrace.agent.facts.connector_facts import does_nothing, resolves, says_piecewise
+from kvtrace.agent.facts.describe import jsonable
 from kvtrace.agent.preflight import rounding, signatures, sources
 from kvtrace.agent.preflight.facts import Class, CommandLine, ExtraKeys
 
@@ -19,11 +20,12 @@ _MOST_CHILDREN = 8
 _MOST = 60
 
 
-class FoundClass:
+class FoundClass(NamedTuple):
     """A class with its facts, or the reason why there is none."""
 
-    def __init__(self, cls: type | None, facts: Class, extra: dict[str, Any]) -> None:
-        self.cls, self.facts, self.extra = cls, facts, extra
+    cls: type | None
+    facts: Class
+    extra: dict[str, Any]
 
 
 def connectors(asked: CommandLine, transfer: dict[str, Any] | None) -> list[FoundClass]:
@@ -46,13 +48,7 @@ def _children(first: FoundClass, given: dict[str, Any], extra: dict[str, Any]) -
         if isinstance(child, dict) and child.get("kv_connector"):
             inner = {"kv_role": given.get("kv_role"), **child}
             own = child.get("kv_connector_extra_config") or {}
-            yield _found(
-                str(child["kv_connector"]),
-                lambda inner=inner: _by_vllm(inner),
-                inner,
-                own,
-                True,
-            )
+            yield _found(str(child["kv_connector"]), lambda inner=inner: _by_vllm(inner), inner, own)
 
 
 def _named(text: str) -> type:
@@ -74,9 +70,9 @@ def _by_vllm(given: dict[str, Any]) -> type:
     return made
 
 
-def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child: bool = False) -> FoundClass:
+def _found(configured: str, load: Any, given: dict[str, Any], extra: Any) -> FoundClass:
     extra = extra if isinstance(extra, dict) else {}
-    common: dict[str, Any] = {"child": child, "role": given.get("kv_role"), "extra": _plain(extra)}
+    common: dict[str, Any] = {"role": given.get("kv_role"), "extra": jsonable(extra)}
     try:
         cls = load()
     except (Exception, SystemExit) as error:
@@ -100,7 +96,7 @@ def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child:
         idle=tuple(name for name in public if does_nothing(getattr(cls, name, None))),
         elsewhere=signatures.elsewhere(cls, base),
         signatures=tuple(signatures.signatures(cls, base)),
-        piecewise=_piecewise(cls, extra),
+        piecewise=says_piecewise(cls, extra),
         hma=_hma(cls),
         **_of_source(cls, base, extra),
         **common,
@@ -117,13 +113,6 @@ def _of_source(cls: type, base: type, extra: dict[str, Any]) -> dict[str, Any]:
         return {"like": like, "rounds": tuple(rounding.roundings(texts, extra))}
     except (sources.Unknown, SyntaxError, ValueError, RecursionError):
         return {}
-
-
-def _piecewise(cls: Any, extra: dict[str, Any]) -> bool | None:
-    try:
-        return bool(cls.requires_piecewise_for_cudagraph(dict(extra)))
-    except Exception:  # the connector's own code: then it is not known
-        return None
 
 
 def _hma(cls: type) -> bool | None:
@@ -160,12 +149,3 @@ def where(error: BaseException) -> str:
         if not ("/vllm/" in file or "/kvtrace/" in file or "importlib" in file or file.startswith("<")):
             return f"{frame.filename}:{frame.lineno}"
     return ""
-
-
-def _plain(value: Any, depth: int = 0) -> Any:
-    """JSON of a configuration; what is no JSON becomes its type's name."""
-    if isinstance(value, dict) and depth < 6:
-        return {str(key): _plain(one, depth + 1) for key, one in list(value.items())[:_MOST]}
-    if isinstance(value, (list, tuple)) and depth < 6:
-        return [_plain(one, depth + 1) for one in value[:_MOST]]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 import re
 import sys
 from typing import Any
@@ -69,9 +70,6 @@ def configuration(arguments: Any) -> Planned:
         getattr(parallel, name, None) or 1
         for name in ("decode_context_parallel_size", "prefill_context_parallel_size")
     )
-    product = 1
-    for size in sizes:
-        product *= size
     states = bool(getattr(model, "is_hybrid", False))
     return Planned(
         states=states,
@@ -80,7 +78,7 @@ def configuration(arguments: Any) -> Planned:
         attention_block=_attention_block(config) if states else None,
         block_size=cache.block_size,
         set_by_user=getattr(cache, "user_specified_block_size", None),
-        context_parallel=product,
+        context_parallel=math.prod(sizes),
         several_groups=_several_groups(model),
         window=_window(model),
         same_size=_same_size(model),

@@ -6,10 +6,11 @@ step that would have had it did not end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
-T = TypeVar("T")
+from kvtrace.trace.facts import Document
+
 PYTHON, IMPORT, PLUGINS, PARSE, CONNECTOR, KEYS, ENGINE = STEPS = (
     "python",
     "vllm",
@@ -23,7 +24,7 @@ PYTHON, IMPORT, PLUGINS, PARSE, CONNECTOR, KEYS, ENGINE = STEPS = (
 
 
 @dataclass(frozen=True)
-class CommandLine:
+class CommandLine(Document):
     """What the process is to look at.
 
     Attributes:
@@ -42,11 +43,11 @@ class CommandLine:
 
 
 @dataclass(frozen=True)
-class Python:
+class Python(Document):
     """The command's Python and what is installed there, without an import."""
 
-    version: str
-    executable: str
+    version: str = ""
+    executable: str = ""
     vllm: str | None = None
     torch: str | None = None
     folder: str | None = None
@@ -58,7 +59,7 @@ class Python:
 
 
 @dataclass(frozen=True)
-class Parsed:
+class Parsed(Document):
     """What vLLM's own parser made of the command line.
 
     ``refused``: its last line where it ended the program; ``transfer``: the KV transfer configuration, None
@@ -70,24 +71,24 @@ class Parsed:
 
 
 @dataclass(frozen=True)
-class Signature:
+class Signature(Document):
     """A hook that the connector has of its own.
 
     ``given``, ``takes``: parameters of vLLM's and of the connector's, without self; ``fits``: whether a call
     as vLLM's base class has it can be made.
     """
 
-    name: str
-    given: tuple[str, ...]
-    takes: tuple[str, ...]
-    fits: bool
+    name: str = ""
+    given: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    fits: bool = False
 
 
 BATCHED, BLOCK = "max_num_batched_tokens", "block_size"
 
 
 @dataclass(frozen=True)
-class Rounding:
+class Rounding(Document):
     """A place where the connector's source rounds down to whole units.
 
     Attributes:
@@ -96,13 +97,13 @@ class Rounding:
         size: the unit; None where vLLM's configuration says it.
     """
 
-    where: str
-    by: str
+    where: str = ""
+    by: str = ""
     size: int | None = None
 
 
 @dataclass(frozen=True)
-class Class:
+class Class(Document):
     """A connector's class, not made into an instance.
 
     Attributes:
@@ -118,11 +119,10 @@ class Class:
         piecewise: its answer to requires_piecewise_for_cudagraph; None where there is none.
         hma: whether it declares support of the hybrid KV cache manager.
         rounds: where its source rounds down to whole units.
-        child: whether it is one of a MultiConnector.
         role, extra: of its configuration.
     """
 
-    configured: str
+    configured: str = ""
     error: str = ""
     where: str = ""
     name: str = ""
@@ -139,23 +139,22 @@ class Class:
     piecewise: bool | None = None
     hma: bool | None = None
     rounds: tuple[Rounding, ...] = ()
-    child: bool = False
     role: str | None = None
     extra: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class ExtraKeys:
+class ExtraKeys(Document):
     """Keys of a connector's extra configuration. ``known``: whether its source says which it asks for."""
 
-    given: tuple[str, ...]
-    known: bool
+    given: tuple[str, ...] = ()
+    known: bool = False
     unread: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Planned:
+class Planned(Document):
     """vLLM's configuration as it would start with, made without a model's weights and without a device."""
 
     block_size: int | None = None
@@ -179,13 +178,3 @@ class Planned:
     """Whether a token's KV is of one size in all its layers, by the model's configuration."""
     attention_block: int | None = None
     """Of a model with states: tokens in a block of its attention layers; None where that is not known."""
-
-
-def read(cls: type[T], value: dict[str, Any]) -> T:
-    """A row of a class above from its JSON; fields that are not known here are left out."""
-    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    return cls(**{name: _tuples(one) for name, one in value.items() if name in known})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

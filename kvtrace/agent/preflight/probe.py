@@ -2,7 +2,7 @@
 
     python probe.py ASKED ANSWER STACKS SECONDS
 
-ASKED is a JSON file (``facts.Asked``); each step writes a line of JSON to ANSWER as it begins and as it
+ASKED is a JSON file (``facts.CommandLine``); each step writes a line of JSON to ANSWER as it begins and as it
 ends. STACKS gets the threads' stacks where a step takes more than so many SECONDS. Nothing is started: no
 engine, no device, no connector is made.
 """
@@ -15,7 +15,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from importlib.machinery import PathFinder
 from typing import Any, TextIO
 
@@ -64,10 +63,10 @@ class _Look:
 
     def connector(self) -> Any:
         self.found = connector.connectors(self.asked, self.transfer)
-        return {"classes": [asdict(one.facts) for one in self.found]}
+        return {"classes": [one.facts.to_json() for one in self.found]}
 
     def keys(self) -> Any:
-        return {"keys": [asdict(connector.keys(one)) for one in self.found]}
+        return {"keys": [connector.keys(one).to_json() for one in self.found]}
 
     def engine(self) -> Any:
         return {} if self.arguments is None else engine.configuration(self.arguments)
@@ -99,13 +98,13 @@ def look(asked: CommandLine, answer: TextIO, restart_clock: Callable[[], None]) 
             if name == facts.IMPORT:
                 return
             continue
-        write({"step": name, "facts": value if isinstance(value, dict) else asdict(value)})
+        write({"step": name, "facts": value if isinstance(value, dict) else value.to_json()})
     write({"step": ""})
 
 
 def main(asked_file: str, answer_file: str, stacks_file: str, seconds: float) -> None:
     with open(asked_file, encoding="utf-8") as file:
-        asked = facts.read(CommandLine, json.load(file))
+        asked = CommandLine.from_json(json.load(file))
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and os.path.abspath(sys.path[0]) == here:  # not with python -P
         sys.path[0] = asked.path0

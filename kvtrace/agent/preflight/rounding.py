@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvtrace.agent.code.config_source import DICTIONARY, GETTER
 from kvtrace.agent.preflight.facts import BATCHED, BLOCK, Rounding
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_GETTER = "get_from_extra_config"
 _OF_TOKENS = re.compile(r"unit|chunk|block|page|segment|granul|token", re.IGNORECASE)
 """Names of what counts tokens; a number of another name may be of bytes."""
 _DEEPEST = 8
@@ -130,11 +130,11 @@ class _Source:
         """Whether it is the call that asks for a key of the connector's configuration."""
         if isinstance(function, ast.Name):
             named = self._of_name(function)
-            return bool(named) and all(getattr(one, "attr", "") == _GETTER for one in named)
+            return bool(named) and all(getattr(one, "attr", "") == GETTER for one in named)
         if not isinstance(function, ast.Attribute):
             return False
-        return function.attr == _GETTER or (
-            function.attr == "get" and getattr(function.value, "attr", "") == "kv_connector_extra_config"
+        return function.attr == GETTER or (
+            function.attr == "get" and getattr(function.value, "attr", "") == DICTIONARY
         )
 
     def _of_name(self, name: ast.Name) -> list[ast.expr]:

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 
-from kvtrace.agent.code import config_source, owners
+from kvtrace.agent.code import owners
+from kvtrace.agent.code.config_source import DICTIONARY, GETTER, speaks_of_it
 
 _MOST_FILES = 400
 _MOST_CHARACTERS = 16 << 20
@@ -20,7 +21,7 @@ _MOST_IN_PACKAGE = 3000
 _DYNAMIC = re.compile(r"import_module|__import__|\bexec\(|runpy")
 _BUNDLED = re.compile(r"vllm\.(distributed\.kv_transfer|v1\.(kv_offload|simple_kv))")
 _BASE = re.compile(r"kv_connector(\.v1)?\.base$|kv_connector\.factory$|kv_connector\.v1$|kv_connector$")
-_NAMES = (config_source.DICTIONARY, config_source.GETTER)
+_NAMES = (DICTIONARY, GETTER)
 
 
 class Unknown(Exception):
@@ -135,23 +136,14 @@ def _speaks(package: str) -> bool:
                 files += 1
                 if files > _MOST_IN_PACKAGE:
                     raise Unknown(f"{package} is too large to be read")
-                if _file_speaks(os.path.join(here, name)):
+                if speaks_of_it(os.path.join(here, name), _MOST_CHARACTERS):
                     return True
     return False
 
 
-def _file_speaks(file: str) -> bool:
-    try:
-        with open(file, "rb") as source:
-            data = source.read(_MOST_CHARACTERS)
-    except OSError:
-        return True
-    return any(name.encode() in data for name in _NAMES)
-
-
 def _text(file: str) -> str:
     if not file.endswith(".py"):
-        if file.endswith(".so") and not _file_speaks(file):
+        if file.endswith(".so") and not speaks_of_it(file, _MOST_CHARACTERS):
             return ""
         raise Unknown(f"{os.path.basename(file)} is no Python source")
     try:
@@ -186,7 +178,7 @@ def literal_in_vllm(folder: str, keys: set[str]) -> set[str]:
     for here, _, names in os.walk(folder):
         for name in names:
             file = os.path.join(here, name)
-            if name.endswith(".py") and _file_speaks(file):
+            if name.endswith(".py") and speaks_of_it(file, _MOST_CHARACTERS):
                 with open(file, encoding="utf-8", errors="replace") as source:
                     text = source.read()
                 found |= {key for key in keys if f'"{key}"' in text or f"'{key}'" in text}

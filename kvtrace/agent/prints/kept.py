@@ -14,10 +14,12 @@ import sys
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from kvtrace.agent.kv.host import aside, event_behind
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.steps.prompts import ComputedSpan, Filled
+from kvtrace.agent.steps.prompts import Filled
 from kvtrace.trace.facts import LoadErrors
 from kvtrace.trace.format import Role
 
@@ -46,12 +48,12 @@ class _Comparing(NamedTuple):
 
 
 class StepBlocks(NamedTuple):
-    """What a step did, once it is over. ``loaded``: as of prints: requests -> leading tokens that it did not
-    compute; ``tensors``: the layers'."""
+    """What a step did, once it is over. ``ids``: of the tokens of prompts; ``loaded``: as of prints: requests
+    -> leading tokens that it did not compute; ``tensors``: the layers'."""
 
     number: int
     filled: Sequence[Filled]
-    spans: Sequence[ComputedSpan]
+    ids: Mapping[str, Sequence[int]]
     loaded: Mapping[str, int]
     tensors: Mapping[Any, Any]
 
@@ -72,14 +74,13 @@ class KeptCopies:
     def take(self, step: StepBlocks) -> None:
         """The current stream is behind the step's work."""
         self.settle()
-        prompts = {span.request: span.tokens for span in step.spans}
         for one in step.filled:
-            tokens = prompts.get(one.request)
+            tokens = step.ids.get(one.request)
             if not tokens or AGENT.config is None:
                 continue
             size = self._sizes[one.group]
             digests = list(_digests(tokens, size, one, AGENT.config.salt))
-            came = min(len(digests), max(0, step.loaded.get(one.request, 0) // size - one.first))
+            came = min(len(digests), one.came(step.loaded, size))
             self._part(step, one, digests, range(came), True)
             self._part(step, one, digests, range(came, len(digests)), False)
 
@@ -138,10 +139,7 @@ class KeptCopies:
         if errors.device.type == "cpu":
             _write(fact, errors)
             return
-        aside = errors.to("cpu", non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(errors.device))
-        self._waiting.append(_Comparing(fact, aside, event))
+        self._waiting.append(_Comparing(fact, aside(errors), event_behind(errors.device)))
         if len(self._waiting) > _MOST_WAITING:
             self._waiting.popleft()
 
@@ -192,11 +190,11 @@ def _write(fact: LoadErrors, errors: Any) -> None:
     largest, mean = errors.amax(1), errors.mean(1)
     of_blocks = errors[:, :, 0].amax(0)
     AGENT.fact(
-        LoadErrors(
-            fact.request, fact.step, fact.group, fact.loaded, fact.places, fact.layers,
-            tuple(_short(value) for value in largest[:, 0].tolist()),
-            tuple(_short(value) for value in mean[:, 1].tolist()),
-            int((of_blocks > 0).sum()),
+        replace(
+            fact,
+            largest=tuple(_short(value) for value in largest[:, 0].tolist()),
+            mean=tuple(_short(value) for value in mean[:, 1].tolist()),
+            differing=int((of_blocks > 0).sum()),
         ),
         Role.WORKER,
         flush=False,

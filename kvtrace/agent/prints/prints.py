@@ -12,7 +12,6 @@ there is room for, where the connector may load at all: they say which layers di
 another one's KV.
 
 Loaded blocks that hold what they held before are hashed again later (``rechecks.py``): REPRINTS records.
-Where some of their layers do, and others not, STAYED records say which.
 
 It costs several times a copy of these blocks, and has an account of its own beside the watch's. What it does
 not allow is left out, and what was not printed is compared with nothing.
@@ -25,6 +24,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kvtrace.agent.budget import BudgetAccount
@@ -37,7 +37,7 @@ from kvtrace.agent.prints.print_records import write_layers, write_prints
 from kvtrace.agent.prints.rechecks import Rechecks
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.steps import graphs
-from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, ComputedSpan, Filled, PromptBlocks
+from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, PromptBlocks
 from kvtrace.trace.format import Flag, Kind
 
 _DEVICE_RATE = 0.01
@@ -65,13 +65,14 @@ class _HashedLayer(NamedTuple):
 
 class _Planned(NamedTuple):
     """What is hashed at the end of a step. ``tensors``: the layers'. ``loaded``: requests for which the
-    connector loads -> leading tokens that the step did not compute; None: it is hashed once more."""
+    connector loads -> leading tokens that the step did not compute; None: it is hashed once more. ``ids``: of
+    the tokens of prompts."""
 
     step: int
     filled: list[Filled]
     tensors: Mapping[_HashedLayer, Any]
     loaded: Mapping[str, int] | None
-    spans: Sequence[ComputedSpan] = ()
+    ids: Mapping[str, Sequence[int]] = {}
 
 
 @dataclass
@@ -90,7 +91,8 @@ class Prints:
         self._groups: list[list[_HashedLayer]] = []
         self._sizes: list[int] = []
         self._prompts = PromptBlocks()
-        self._planned: tuple[int, Any, list[Filled], dict[str, int], list[ComputedSpan]] | None = None
+        self._planned: tuple[Any, _Planned] | None = None
+        """vLLM's worker, and what is hashed, the tensors not yet asked for."""
         self._rechecks = Rechecks()
         self._waiting: deque[_OnItsWay] = deque()
         self._weights: dict[tuple[Any, int], Any] = {}
@@ -162,7 +164,8 @@ class Prints:
             AGENT.failed("fingerprints")
             return
         if filled:
-            self._planned = worker.step, wrapper, filled, _loaded(output), self._prompts.spans
+            filled.sort(key=_GROUP)
+            self._planned = wrapper, _Planned(worker.step, filled, {}, _loaded(output), self._prompts.ids)
 
     def drop(self) -> None:
         """The end of the step was not seen: its blocks may have been given out again."""
@@ -208,22 +211,17 @@ class Prints:
         finally:
             OWN.busy = before
 
-    def _of_step(
-        self, planned: tuple[int, Any, list[Filled], dict[str, int], list[ComputedSpan]] | None
-    ) -> None:
+    def _of_step(self, planned: tuple[Any, _Planned] | None) -> None:
         self._settle()
-        if planned is None:
-            return
-        step, wrapper, filled, loaded, spans = planned
-        found = _tensors(wrapper, self._groups)
-        if found is not None:
-            self._take(_Planned(step, sorted(filled, key=_group), found, loaded, spans))
+        found = None if planned is None else _tensors(planned[0], self._groups)
+        if planned is not None and found is not None:
+            self._take(planned[1]._replace(tensors=found))
 
     def _recheck(self, which: Callable[[], list[Filled]], last: bool = False) -> None:
         """``last``: nothing will ask for what is still on its way from a device then."""
 
         def look() -> None:
-            filled = sorted(which(), key=_group)
+            filled = sorted(which(), key=_GROUP)
             if not filled:  # in most steps: none of the layers is asked for
                 return
             found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
@@ -248,14 +246,14 @@ class Prints:
                 total = (of_layers * self._factors_of(group, of_layers.device)).sum(1, keepdim=True)
                 sums.append(torch.cat((of_layers, total), dim=1))
         if self._kept is not None and planned.loaded is not None:
-            self._kept.take(StepBlocks(planned.step, filled, planned.spans, planned.loaded, planned.tensors))
+            self._kept.take(StepBlocks(planned.step, filled, planned.ids, planned.loaded, planned.tensors))
         device = sums[0].device
         if on_host(sums[0]):
             self._came(planned, sums)
         else:
             copies = [aside(of_group) for of_group in sums]
             event = event_behind(device)
-            self._waiting.append(_OnItsWay(planned._replace(tensors={}, spans=()), copies, event))
+            self._waiting.append(_OnItsWay(planned._replace(tensors={}, ids={}), copies, event))
             if len(self._waiting) > _MOST_WAITING:
                 self._waiting.popleft()
         cost = clock() - began
@@ -295,7 +293,7 @@ class Prints:
             first = at.get(one.group, 0)
             at[one.group] = first + len(one.blocks)
             own = self._own[one.group]
-            loaded = min(len(one.blocks), self._loaded_blocks(one, planned.loaded or {}))
+            loaded = one.came(planned.loaded or {}, self._sizes[one.group])
             for kind, low, high in ((1, 0, loaded), (0, loaded, len(one.blocks))):
                 numbers = (high - low) * len(own)
                 if 0 < numbers <= self._room[kind]:
@@ -309,10 +307,6 @@ class Prints:
                         layers,
                         of_group[one.group][first + low : first + high, own],
                     )
-
-    def _loaded_blocks(self, one: Filled, loaded: Mapping[str, int]) -> int:
-        """How many of its first blocks the connector loads, or they were there already."""
-        return max(0, loaded.get(one.request, 0) // self._sizes[one.group] - one.first)
 
     # --- the hash -------------------------------------------------------------------------
 
@@ -362,6 +356,7 @@ class Prints:
 
 PRINTS = Prints()
 
+_GROUP = attrgetter("group")
 _SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size")
 _INTEGERS: dict[int, Any] = {
     1: lambda torch: torch.int8,
@@ -419,10 +414,6 @@ def _alike(shape: tuple[int, ...], known: tuple[int, ...], dim: int) -> bool:
     if shape[: dim + 1] != known[: dim + 1]:
         return False
     return [size for size in shape if size > 1] == [size for size in known if size > 1]
-
-
-def _group(filled: Filled) -> int:
-    return filled.group
 
 
 def _loaded(output: Any) -> dict[str, int]:

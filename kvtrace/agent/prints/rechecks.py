@@ -70,7 +70,7 @@ class Rechecks:
         for one in filled:
             prints = [array("q", next(own)) for _ in one.blocks]
             layers = max(layers, *map(len, prints))
-            count = max(0, loaded.get(one.request, 0) // sizes[one.group] - one.first)
+            count = one.came(loaded, sizes[one.group])
             loads = zip(one.blocks[:count], prints, strict=False)
             if any(self._unchanged(one.group, block, of_block) for block, of_block in loads):
                 self.waiting.append(Waiting(one._replace(blocks=one.blocks[:count]), step + 1))

@@ -6,7 +6,7 @@ that is resumed after its prompt was through is not taken up again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,16 +26,14 @@ class Filled(NamedTuple):
     first: int
     blocks: list[int]
 
+    def came(self, loaded: Mapping[str, int], size: int) -> int:
+        """How many of its first blocks the connector loads, or they were there already.
 
-class ComputedSpan(NamedTuple):
-    """Prompt tokens [start, end) of one request that a step computes. ``tokens``: the ids of its prompt;
-    ``tables``: its block tables, one a KV cache group."""
-
-    request: str
-    tokens: Sequence[int]
-    tables: Sequence[Sequence[int]]
-    start: int
-    end: int
+        Args:
+            loaded: requests for which the connector loads -> leading tokens that the step did not compute.
+            size: tokens in a block.
+        """
+        return min(len(self.blocks), max(0, loaded.get(self.request, 0) // size - self.first))
 
 
 @dataclass
@@ -53,8 +51,8 @@ class PromptBlocks:
 
     def __init__(self) -> None:
         self._prompts: dict[str, _Prompt] = {}
-        self.spans: list[ComputedSpan] = []
-        """What the latest step computes, of prompts that are token ids and nothing else."""
+        self.ids: dict[str, Sequence[int]] = {}
+        """Token ids of the prompts that the latest step computes, of those that are nothing else."""
 
     def any_in(self, output: Any) -> bool:
         """Whether :meth:`scheduled` has anything to do."""
@@ -68,7 +66,7 @@ class PromptBlocks:
             wanted: False: nothing is named in this step; what it fills is named in a later one, if there
                 is one before the prompt is through.
         """
-        self.spans = []
+        self.ids = {}
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
         for req_id in output.finished_req_ids:
             self._prompts.pop(req_id, None)
@@ -88,10 +86,9 @@ class PromptBlocks:
         for req_id, computed in before.items():
             prompt = self._prompts[req_id]
             end = computed + output.num_scheduled_tokens.get(req_id, 0)
-            end_here = min(end, prompt.tokens)
-            filled += _named(req_id, prompt, computed, end_here, sizes) if wanted else ()
-            if wanted and prompt.ids:
-                self.spans.append(ComputedSpan(req_id, prompt.ids, prompt.tables, computed, end_here))
+            if wanted:
+                filled += _named(req_id, prompt, computed, min(end, prompt.tokens), sizes)
+                self.ids |= {req_id: prompt.ids} if prompt.ids else {}
             if end >= prompt.tokens:
                 del self._prompts[req_id]
         return filled

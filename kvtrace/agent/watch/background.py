@@ -24,11 +24,12 @@ from kvtrace.agent import limits
 from kvtrace.agent.code import owners
 from kvtrace.agent.errors.swallowed import ASYNCIO, EXECUTOR, THREAD
 from kvtrace.agent.origin import HERE, ORIGIN, WorkOrigin, origin_here
-from kvtrace.agent.outside import call, files, sockets
+from kvtrace.agent.outside import files, sockets
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch.work import Work, begin, forget, write_all
 from kvtrace.agent.wrap import frames
 from kvtrace.agent.wrap.imports import when_imported
+from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace.facts import Limit
 
 _MOST_ITEMS = 1 << 16
@@ -44,7 +45,6 @@ def begins() -> None:
     install()
     files.install()
     sockets.install()
-    call.begins()
     _on = True
 
 
@@ -56,32 +56,15 @@ def install() -> None:
     _installed = True
     AGENT.endings.append(write_all)
     os.register_at_fork(after_in_child=forget)
-    _wrap(threading.Thread, "start", _start)
-    _wrap(threading.Thread, "_bootstrap_inner", _bootstrap)
-    for name, apply in (
-        ("queue", _wrap_queue),
-        ("concurrent.futures.thread", _wrap_executor),
-        ("asyncio.events", _wrap_handle),
-        ("asyncio.queues", _wrap_async_queue),
-        ("subprocess", _wrap_popen),
-        ("multiprocessing.process", _wrap_process),
-    ):
-        when_imported(name, apply)
+    for module, cls, name, around in _PLACES:
+        when_imported(module, functools.partial(_wrap, cls, name, around))
 
 
-def _wrap(cls: Any, name: str, around: Callable[[Any], Any]) -> None:
-    original = cls.__dict__.get(name)
-    if original is not None and not hasattr(original, "_kvtrace"):
-        wrapper: Any = functools.update_wrapper(around(original), original)
-        wrapper._kvtrace = True
-        setattr(cls, name, wrapper)
+def _wrap(cls: str, name: str, around: Callable[[Any], Any], module: ModuleType) -> None:
+    wrap_once(getattr(module, cls, None), name, around)
 
 
 # --- other processes ---------------------------------------------------------------
-
-
-def _wrap_popen(module: ModuleType) -> None:
-    _wrap(module.Popen, "__init__", _popen)
 
 
 def _popen(original: Any) -> Any:
@@ -93,10 +76,6 @@ def _popen(original: Any) -> Any:
         original(self, *args, **kwargs)
 
     return __init__
-
-
-def _wrap_process(module: ModuleType) -> None:
-    _wrap(module.BaseProcess, "start", _process)
 
 
 def _process(original: Any) -> Any:
@@ -153,29 +132,29 @@ def _thread_begins(thread: Any) -> Work | None:
     try:
         origin = _starting.pop(id(thread), None)
         target = getattr(thread, "_target", None) or type(thread).run
-        file = _file_of(target)
         if getattr(target, "__module__", None) == "concurrent.futures.thread":
             return None  # its jobs are followed, one by one
-        if origin is None:
-            index = _owner(target)
-            if not index:
-                return None
-            origin = WorkOrigin(0, index)
+        return _begin(THREAD, target, origin)
     except Exception:
         AGENT.failed("thread")
         return None
-    return begin(THREAD, origin, file)
+
+
+def _begin(kind: str, function: Any, origin: WorkOrigin | None, exact: bool = False) -> Work | None:
+    """A piece of work that runs a function: of the connector's whose code it is, where nobody noted an
+    origin; None where it is nobody's."""
+    if origin is None:
+        index = _owner(function)
+        if not index:
+            return None
+        origin = WorkOrigin(0, index)
+    return begin(kind, origin, _file_of(function), exact)
 
 
 # --- queues -------------------------------------------------------------------------------------------
 
 _items: dict[tuple[int, int], deque[WorkOrigin]] = {}
 """(id of a queue, id of an item in it) -> for which steps it was put there."""
-
-
-def _wrap_queue(module: ModuleType) -> None:
-    _wrap(module.Queue, "put", _put)
-    _wrap(module.Queue, "get", _get)
 
 
 def _put(original: Any) -> Any:
@@ -224,15 +203,15 @@ def _asks(queue: int) -> Work | None:
         if work is None:
             caller = sys._getframe(2)
             index = _owner_of_code(caller.f_code)
-            if index and threading.current_thread() is not threading.main_thread() and not _in_hook(caller):
+            if (
+                index
+                and threading.current_thread() is not threading.main_thread()
+                and frames.innermost(caller) is None
+            ):
                 return begin(THREAD, WorkOrigin(0, index), caller.f_code.co_filename)
     except Exception:
         AGENT.failed("queue")
     return None
-
-
-def _in_hook(caller: Any) -> bool:
-    return frames.innermost(caller) is not None
 
 
 def _take_item(queue: Any, item: Any) -> WorkOrigin | None:
@@ -255,13 +234,6 @@ def _got(work: Work | None, queue: Any, item: Any) -> None:
 
 
 # --- executors ----------------------------------------------------------------------------------------
-
-
-def _wrap_executor(module: ModuleType) -> None:
-    job = getattr(module, "_WorkItem", None)
-    if job is not None:
-        _wrap(job, "__init__", _job_made)
-        _wrap(job, "run", _job_runs)
 
 
 def _job_made(original: Any) -> Any:
@@ -289,31 +261,13 @@ def _job_runs(original: Any) -> Any:
 
 def _job_begins(job: Any) -> Work | None:
     try:
-        function = getattr(job, "fn", None)
-        origin = getattr(job, _ATTRIBUTE, None)
-        if origin is None:
-            index = _owner(function)
-            if not index:
-                return None
-            origin = WorkOrigin(0, index)
-        file = _file_of(function)
+        return _begin(EXECUTOR, getattr(job, "fn", None), getattr(job, _ATTRIBUTE, None), exact=True)
     except Exception:
         AGENT.failed("executor")
         return None
-    return begin(EXECUTOR, origin, file, exact=True)
 
 
 # --- event loops --------------------------------------------------------------------------------------
-
-
-def _wrap_handle(module: ModuleType) -> None:
-    _wrap(module.Handle, "__init__", _handle_made)
-    _wrap(module.Handle, "_run", _handle_runs)
-
-
-def _wrap_async_queue(module: ModuleType) -> None:
-    _wrap(module.Queue, "put_nowait", _put)
-    _wrap(module.Queue, "get_nowait", _async_get)
 
 
 def _handle_made(original: Any) -> Any:
@@ -345,25 +299,15 @@ def _handle_runs(original: Any) -> Any:
 def _step_begins(handle: Any) -> Work | None:
     try:
         task = getattr(handle._callback, "__self__", None)
-        coroutine = getattr(task, "get_coro", _nothing)()
+        coroutine = getattr(task, "get_coro", lambda: None)()
         origin = handle._context.get(ORIGIN)
-        if origin is None:
-            index = _owner(coroutine if coroutine is not None else handle._callback)
-            if not index:
-                return None
-            origin = WorkOrigin(0, index)
         exact = coroutine is None or _not_begun(coroutine)
-        if not exact:
+        if origin is not None and not exact:
             origin = origin.unless_after(origin.step + 1)
-        file = _file_of(coroutine if coroutine is not None else handle._callback)
+        return _begin(ASYNCIO, coroutine if coroutine is not None else handle._callback, origin, exact)
     except Exception:
         AGENT.failed("asyncio")
         return None
-    return begin(ASYNCIO, origin, file, exact)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _not_begun(coroutine: Any) -> bool:
@@ -404,6 +348,23 @@ def _async_get(original: Any) -> Any:
         return item
 
     return get_nowait
+
+
+_PLACES: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
+    ("threading", "Thread", "start", _start),
+    ("threading", "Thread", "_bootstrap_inner", _bootstrap),
+    ("queue", "Queue", "put", _put),
+    ("queue", "Queue", "get", _get),
+    ("concurrent.futures.thread", "_WorkItem", "__init__", _job_made),
+    ("concurrent.futures.thread", "_WorkItem", "run", _job_runs),
+    ("asyncio.events", "Handle", "__init__", _handle_made),
+    ("asyncio.events", "Handle", "_run", _handle_runs),
+    ("asyncio.queues", "Queue", "put_nowait", _put),
+    ("asyncio.queues", "Queue", "get_nowait", _async_get),
+    ("subprocess", "Popen", "__init__", _popen),
+    ("multiprocessing.process", "BaseProcess", "start", _process),
+)
+"""Module, class, method, and what makes its wrapper."""
 
 
 # --- whose function -----------------------------------------------------------------------------------

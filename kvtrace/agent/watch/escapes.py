@@ -20,6 +20,7 @@ from collections.abc import Collection
 from typing import Any
 
 from kvtrace.agent.code.owners import Owner, is_stdlib_module, top
+from kvtrace.agent.code.traces import outwards, short
 from kvtrace.agent.kv.tensors import OWN
 from kvtrace.agent.state import get_ident
 from kvtrace.agent.watch import native
@@ -45,7 +46,6 @@ _HAND_OVER = {
 
 _ASKING = {"stat", "lstat", "access", "open", "scandir", "listdir"}
 _ASKING_MODULES = {"posix", "nt", "os", "io", "_io"}
-_MAX_DEPTH = 64
 
 
 def works_elsewhere(owner: Owner, followed: Collection[int]) -> str:
@@ -54,15 +54,10 @@ def works_elsewhere(owner: Owner, followed: Collection[int]) -> str:
     known = (get_ident(), threading.main_thread().ident, *followed)
     threads = sys._current_frames()
     del threads[get_ident()]  # else this call would hold its own frame, and with it all around it
-    for ident, frame in threads.items():
-        current: Any = None if ident in known else frame
-        for _ in range(_MAX_DEPTH):
-            if current is None:
-                break
-            if owner.owns(current.f_code.co_filename):
-                name = current.f_code.co_filename.replace(chr(92), "/").split("/")
-                return f"{'/'.join(name[-2:])} in {current.f_code.co_name}"
-            current = current.f_back
+    for ident, innermost in threads.items():
+        for frame in outwards(innermost) if ident not in known else ():
+            if owner.owns(frame.f_code.co_filename):
+                return f"{short(frame.f_code.co_filename)} in {frame.f_code.co_name}"
     return ""
 
 

@@ -28,6 +28,7 @@ from kvtrace.agent.kv.tensors import OWN, is_tensor
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch import modes, nixl
 from kvtrace.agent.wrap.imports import when_imported
+from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace.facts import Limit
 
 Named = Mapping[str, Any]
@@ -418,7 +419,6 @@ def _note(row: NativeCopy, args: Sequence[Any], kwargs: Named, result: Any) -> N
 
 
 def _around(row: NativeCopy, original: Any) -> Any:
-    @functools.wraps(original)
     def native(*args: Any, **kwargs: Any) -> Any:
         if row.always:
             result = original(*args, **kwargs)
@@ -434,7 +434,6 @@ def _around(row: NativeCopy, original: Any) -> Any:
         seen(row, args, kwargs, result)
         return result
 
-    native._kvtrace = True  # type: ignore[attr-defined]
     return native
 
 
@@ -445,10 +444,7 @@ def wrap(row: NativeCopy, module: ModuleType) -> bool:
         *path, name = row.attr.split(".")
         for part in path:
             holder = getattr(holder, part)
-        original = getattr(holder, name)
-        if not hasattr(original, "_kvtrace"):
-            setattr(holder, name, _around(row, original))
-        return True
+        return wrap_once(holder, name, functools.partial(_around, row))
     except (AttributeError, TypeError):
         return False
 
@@ -469,8 +465,4 @@ def install() -> None:
     _installed = True
     for row in _FUNCTIONS:
         for module in (row.module, *row.also):
-            when_imported(module, functools.partial(_wrap_in, row))
-
-
-def _wrap_in(row: NativeCopy, module: ModuleType) -> None:
-    wrap(row, module)
+            when_imported(module, functools.partial(wrap, row))

@@ -9,20 +9,12 @@ that was made out of a watched call's sight, are not known.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from kvtrace.agent.kv.late import Late
+from kvtrace.agent.kv.late import Array, np
 from kvtrace.agent.kv.memory import MOST, Memory, NotKnown, Ranges, numbers
 from kvtrace.agent.kv.tensors import is_tensor
 from kvtrace.agent.watch.modes import seeing_here
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.int64]
-else:
-    np = Late("numpy")
 
 Copy = tuple[bool, "Memory | None"]
 _MOST_LISTED = 1 << 22

@@ -15,6 +15,7 @@ concluded.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvtrace.agent import limits
@@ -62,14 +63,14 @@ class _Samples:
         return False
 
 
+@dataclass
 class WatchedWay:
     """One direction of a watched step."""
 
-    def __init__(self, samples: _Samples, declared: bool) -> None:
-        self.samples = samples
-        self.declared = declared
-        self.calls = 0
-        self.effect = False
+    samples: _Samples
+    declared: bool
+    calls: int = 0
+    effect: bool = False
 
 
 class _Work(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvtrace.agent.ids import Names, next_call
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch
+from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch, Touched
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
 from kvtrace.trace.rows import SlotsTouched
 
@@ -54,20 +54,21 @@ class Touching:
             marks = int(_FLAGS[way])
             if any(other != layer and self.watch.caches.on_the_same(layer, other) for other, _ in touched):
                 marks |= Flag.SHARED
-            head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, marks, self.thread)
-            ident, amounts = 0, (UNKNOWN, UNKNOWN)
-            if slots is not None:
-                ident, amounts = _NAMES.id(slots.text), (slots.full, slots.partly)
             # A hook's call is over at once; work in the background may go on over several steps.
             t = self.t if self.code else self.watch.time(layer, way) or self.t
-            AGENT.add(SlotsTouched(head, t, AGENT.id(layer), self.step, ident, *amounts, self.call))
+            self._slots(marks, t, layer, slots)
         for layer in sorted(self.watch.blind):
-            head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, Flag.STORE, self.thread)
-            AGENT.add(SlotsTouched(head, self.t, AGENT.id(layer), self.step, 0, UNKNOWN, UNKNOWN, self.call))
-        marks = int(Flag.LOAD | Flag.ASYNC)
+            self._slots(Flag.STORE, self.t, layer, None)
         for layer in sorted(self.watch.maybe_written) if self.over else ():
-            head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, marks, self.thread)
-            AGENT.add(SlotsTouched(head, self.t, AGENT.id(layer), self.step, 0, UNKNOWN, UNKNOWN, self.call))
+            self._slots(Flag.LOAD | Flag.ASYNC, self.t, layer, None)
+
+    def _slots(self, marks: int, t: int, layer: str, slots: Touched | None) -> None:
+        """``slots`` None: which is not known."""
+        head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, marks, self.thread)
+        ident, amounts = 0, (UNKNOWN, UNKNOWN)
+        if slots is not None:
+            ident, amounts = _NAMES.id(slots.text), (slots.full, slots.partly)
+        AGENT.add(SlotsTouched(head, t, AGENT.id(layer), self.step, ident, *amounts, self.call))
 
 
 def settle() -> None:

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-Callback = Callable[[ModuleType], None]
+Callback = Callable[[ModuleType], object]
 
 
 class _Finder:
@@ -60,16 +60,12 @@ class _Finder:
 _finder = _Finder()
 
 
-def when_imported(name: str, callback: Callback) -> bool:
-    """Call ``callback(module)`` now if ``name`` is imported, else right after it is.
-
-    Returns whether it was called now. Callbacks must not raise.
-    """
+def when_imported(name: str, callback: Callback) -> None:
+    """Call ``callback(module)`` now if ``name`` is imported, else right after it is. It must not raise."""
     module = sys.modules.get(name)
     if module is not None and getattr(getattr(module, "__spec__", None), "_initializing", False) is False:
         callback(module)
-        return True
+        return
     _finder.wanted.setdefault(name, []).append(callback)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    return False
