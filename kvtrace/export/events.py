@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from kvtrace.trace.format import (
     Skip,
     Way,
 )
-from kvtrace.trace.reader import Records
+from kvtrace.trace.reader import Records, layer_ids
 
 Ints = NDArray[np.int64]
 Names = Mapping[int, str]
@@ -54,7 +53,7 @@ _NUMBERS: dict[Kind, tuple[str, ...]] = {
     Kind.CHUNK: ("start", "tokens", "prompt"),
     Kind.REQUEST: ("prompt", "max_tokens"),
     Kind.LOOKUP: ("local", "external"),
-    Kind.ALLOC: ("external", "blocks"),
+    Kind.ALLOC: ("external",),
     Kind.META: ("slots", "tokens", "start"),
     Kind.PREEMPT: ("computed",),
     Kind.FINISH: ("computed", "output", "preemptions"),
@@ -182,12 +181,7 @@ def flag_words(flags: int) -> str:
 
 def _layer_set(names: Names, ident: int) -> str:
     """The id of a JSON list of layers' name ids -> their names, with a blank between them."""
-    try:
-        value = json.loads(names.get(ident, "[]"))
-    except (ValueError, RecursionError):
-        return ""
-    ids = [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
-    return " ".join(names.get(one, "") for one in ids)
+    return " ".join(names.get(one, "") for one in layer_ids(names.get(ident, "")))
 
 
 class _Columns:

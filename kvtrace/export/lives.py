@@ -166,7 +166,7 @@ def _finish(life: Life, record: _Record, given: Given) -> None:
 
 _MOMENTS: dict[type[Any], tuple[str, tuple[str, ...]]] = {
     rows.Growth: ("grown", ("start", "prompt")),
-    rows.Allocation: ("allocation", ("external", "blocks")),
+    rows.Allocation: ("allocation", ("external",)),
     rows.Preemption: ("preempted", ("computed",)),
 }
 """What such a moment is called, and the fields of the record that it shows."""

@@ -81,7 +81,6 @@ EVENTS = Table(
         Column("max_tokens", INT, "tokens", "request: that it may generate"),
         Column("local", INT, "tokens", "lookup: that the GPU's prefix cache holds"),
         Column("external", INT, "tokens", "lookup: that the connector has; alloc: that were accepted"),
-        Column("blocks", INT, "blocks", "alloc: given to the request"),
         Column("computed", INT, "tokens", "preempt: lost by it; finish: with KV"),
         Column("output", INT, "tokens", "finish: generated"),
         Column("preemptions", INT, "", "finish: of the request"),

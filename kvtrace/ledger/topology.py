@@ -37,14 +37,12 @@ def _connector(scan: SpoolScan, fact: facts.Connector) -> Connector:
     return Connector(**values, pid=scan.pid, spool=scan.name)
 
 
-def _find(
-    known: Sequence[Connector], scan: SpoolScan, ordinal: int | None, role: str, tag: int
-) -> Connector | None:
+def _find(known: Sequence[Connector], scan: SpoolScan, ordinal: int | None, role: str) -> Connector | None:
     here = [c for c in known if c.spool == scan.name and c.ok]
     for connector in here:
         if ordinal is not None and connector.ordinal == ordinal:
             return connector
-    fitting = [c for c in here if c.role == role and c.parent is None and c.engine_tag in (None, 0, tag)]
+    fitting = [c for c in here if c.role == role and c.parent is None]
     return fitting[-1] if len(fitting) == 1 else None
 
 
@@ -103,7 +101,7 @@ def _engines(scans: Sequence[SpoolScan], known: Sequence[Connector]) -> list[Eng
                 pid=scan.pid,
                 process="",
                 facts=fact,
-                connector=_find(known, scan, fact.connector, "scheduler", tag),
+                connector=_find(known, scan, fact.connector, "scheduler"),
                 steps=scheduled.steps,
                 real_steps=scheduled.real,
                 t_first=scheduled.first_t,
@@ -172,7 +170,7 @@ def _worker(scan: SpoolScan, fact: facts.Worker, engine: Engine, known: Sequence
         pid=scan.pid,
         spool=scan.name,
         process=f"{prefix}worker {fact.rank}",
-        connector=_find(known, scan, fact.connector, "worker", engine.tag),
+        connector=_find(known, scan, fact.connector, "worker"),
         facts=fact,
         graphs=graphs[-1] if graphs else facts.Graphs(),
         steps=len(ran.steps),

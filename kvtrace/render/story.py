@@ -236,8 +236,7 @@ def _sentence(moment: Moment) -> str:
         how = ", to be loaded asynchronously" if f["asynchronous"] and f["external"] > 0 else ""
         return f"lookup: {here}, {plural(f['external'], 'token')} offered by the connector{how}"
     if moment.kind == "allocation":
-        blocks = f", {plural(f['blocks'], 'block')}" if f["blocks"] >= 0 else ""
-        return f"allocated: {plural(f['external'], 'token')} accepted from the connector{blocks}"
+        return f"allocated: {plural(f['external'], 'token')} accepted from the connector"
     if moment.kind == "chunk":
         again = ", resumed after a preemption" if f["resumed"] else ""
         where = _positions(f["start"], f["end"])

@@ -86,7 +86,7 @@ class Moment:
     - arrival: prompt, max_tokens
     - grown (the next part of a streaming session): prompt, start
     - lookup: local, external (None: the connector asked for patience), asynchronous
-    - allocation: external, blocks
+    - allocation: external
     - chunk: number, of, start, end, resumed
     - metadata (a step without a prefill chunk)
     - preempted: computed

@@ -122,7 +122,7 @@ class _Gathered:
         self._add("lookup", row.t0, row.step, local=row.local, external=external, asynchronous=asynchronous)
 
     def _allocation(self, row: rows.Allocation) -> None:
-        self._add("allocation", row.t0, row.step, external=row.external, blocks=row.blocks)
+        self._add("allocation", row.t0, row.step, external=row.external)
 
     def _chunk(self, row: rows.Chunk) -> None:
         moment = self._of_step(row.step, row.t)  # the metadata may have been read before it

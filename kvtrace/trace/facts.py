@@ -217,7 +217,6 @@ class Connector(Document):
     noop: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     ints: Mapping[str, int] = field(default_factory=dict)
-    engine_tag: int | None = None
     resolves: bool | None = None
     requires_piecewise: bool | None = None
 

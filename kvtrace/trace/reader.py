@@ -348,7 +348,8 @@ def layer_ids(text: str) -> list[int]:
         value = json.loads(text or "[]")
     except (ValueError, RecursionError):
         return []
-    return [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
+    ids = value if isinstance(value, list) else []
+    return [one for one in ids if isinstance(one, int) and 0 <= one < 1 << 62]
 
 
 def of_type(kind: type[F], documents: Documents) -> list[tuple[int, F]]:

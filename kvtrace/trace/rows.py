@@ -186,7 +186,7 @@ class Allocation(NamedTuple):
     step: Word
     request: Word
     external: Word
-    blocks: Word
+    spare6: Word = 0
     spare7: Word = 0
 
 

@@ -302,7 +302,7 @@ class Sim:
              "class": self.connector, "module": "my_store.connector", "file": "my_store/connector.py",
              "ok": True, "error_type": None, "error": None,
              "proxy": "subclass", "noop": list(self.noop), "overrides": [],
-             "ints": ints or {}, "engine_tag": self.tag, **(more or {})},
+             "ints": ints or {}, **(more or {})},
         )  # fmt: skip
 
     def clock(self, ns: int = US) -> int:
@@ -343,7 +343,7 @@ class Sim:
         s.add(*rows.Lookup(head, self.clock(), self.clock(), step, req, local=local, external=value))
         if accepted is not None:
             head = pack_head(Kind.ALLOC, Role.SCHEDULER, detail=connector)
-            s.add(*rows.Allocation(head, self.clock(), self.clock(), step, req, external=accepted, blocks=1))
+            s.add(*rows.Allocation(head, self.clock(), self.clock(), step, req, external=accepted))
 
     def prefix(self, request: str, tokens: int, digest: int) -> None:
         """The digest of a request's first tokens; of what a session's later parts add."""

@@ -59,7 +59,7 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
     )  # fmt: skip
     connector = ledger.Connector(
         pid=10, ordinal=0, role="scheduler", configured="Example", cls="ExampleConnector", module="m",
-        file="m.py", proxy="subclass", engine_tag=1,
+        file="m.py", proxy="subclass",
     )  # fmt: skip
     worker = ledger.Worker(
         engine=1, pid=11, spool="w-11.kvt", process="worker 0", connector=None,

@@ -78,7 +78,7 @@ KEYS = {
     facts.Worker: "tag ordinal rank tp_rank pp_rank dp_rank worker_class device "
     "kv_layers direct_call backends connector_live connector other_layers slot_bytes",
     facts.Connector: "ordinal role parent configured class module file ok error_type error where proxy noop "
-    "overrides ints engine_tag resolves requires_piecewise",
+    "overrides ints resolves requires_piecewise",
     facts.EngineArgs: "given",
     facts.HookException: "hook layer step connector type message where count_so_far",
     facts.AgentError: "where error",

@@ -242,7 +242,7 @@ def _alloc(hooked: Hooked, times: Times, connector: Any, result: Any, request: A
     head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, _inside(hooked), 0, AGENT.thread())
     ident = AGENT.request_id(request.request_id)
     step = AGENT.scheduler.step
-    AGENT.add(rows.Allocation(head, *times, step, ident, external=external, blocks=UNKNOWN))
+    AGENT.add(rows.Allocation(head, *times, step, ident, external=external))
     if not hooked.child:
         AGENT.scheduler.allocated.append(request.request_id)
         if external:

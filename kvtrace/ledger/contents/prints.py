@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT
-from kvtrace.trace.reader import Records
+from kvtrace.trace.reader import Records, layer_ids
 
 ZEROES = 1
 """The fingerprint of a block of zeroes: it says nothing about whose it is."""
@@ -197,11 +196,7 @@ def _numbers(source: _Source, group: int, layers: Sequence[str]) -> Mapping[tupl
 
 
 def _layer_set(scan: SpoolScan, layer_set: int) -> list[str]:
-    try:
-        ids = json.loads(scan.names.get(layer_set, "[]"))
-    except (ValueError, RecursionError):
-        return []
-    return [scan.names.get(ident, "") for ident in ids] if isinstance(ids, list) else []
+    return [scan.names.get(ident, "") for ident in layer_ids(scan.names.get(layer_set, ""))]
 
 
 def _unpacked(record: rows.LayerPrints) -> list[int]:

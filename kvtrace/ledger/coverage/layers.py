@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from kvtrace.ledger.steps import Array
+from kvtrace.trace.reader import layer_ids
 
 _NEW = -2
 MOST = 1 << 16
@@ -55,12 +55,7 @@ class Layers:
     def of_set(self, ident: int) -> Array:
         """The numbers of a set of layers: the id names a JSON list of ids."""
         if ident not in self._sets:
-            try:
-                value = json.loads(self._texts.get(ident, "[]"))
-            except (ValueError, RecursionError):
-                value = []
-            items = value if isinstance(value, list) else []
-            ids = [item for item in items if isinstance(item, int) and 0 <= item < 1 << 62]
+            ids = layer_ids(self._texts.get(ident, ""))
             self._sets[ident] = np.unique(self.numbers(np.array(ids[:MOST] or [0], dtype=np.int64)))
         return self._sets[ident]
 
