@@ -11,7 +11,7 @@ from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.engine import Engine, Reply, Request
 from kvtrace.verify.evidence import IDENT, Evidence
 from kvtrace.verify.observed import Asked, Death, with_stored
-from kvtrace.verify.workload import RESET, STORE_ACTS, Round, Streams, Workload, parse
+from kvtrace.verify.workload import MODEL, RESET, STORE_ACTS, Round, Streams, Workload, parse
 
 PROBE = "probe"
 _DELAYS = (0.2, 1.5, 5.0)
@@ -80,6 +80,11 @@ class Driver:
         return self._engine.adapters
 
     @property
+    def other_model(self) -> bool:
+        """Whether the engine can be started with another model."""
+        return self._engine.other_model
+
+    @property
     def patience(self) -> float:
         """Seconds that an answer may take."""
         return max(_LEAST_PATIENCE, _TIMES * self._slowest) if self._slowest else _FIRST_PATIENCE
@@ -112,8 +117,9 @@ class Driver:
         answer, is asked no further; the engine is started anew for the others, which begin anew."""
         self._total += sum(len(job.workload.prompts) for job in jobs)
         kinds = dict.fromkeys(job.workload.acts for job in jobs)
-        # what damages the store, or ends the engine, comes last
-        for acts in sorted(kinds, key=lambda acts: (bool(set(acts) - {"", RESET}), len(acts))):
+        # what damages the store, or ends the engine, comes last; behind it what changes the model
+        order = sorted(kinds, key=lambda acts: (MODEL in acts, bool(set(acts) - {"", RESET}), len(acts)))
+        for acts in order:
             left = [job for job in jobs if job.workload.acts == acts]
             while left and not self.died:
                 deadly = self._together(left, acts)
@@ -121,6 +127,8 @@ class Driver:
                     break
                 left = [job for job in left if job is not deadly]
                 self._begin_anew()
+            if MODEL in acts and not self.died:
+                self._start_again()
 
     def _together(self, jobs: Sequence[Job], acts: Sequence[str]) -> Job | None:
         """Round by round; the job that ended the engine, if one did."""
@@ -149,11 +157,7 @@ class Driver:
             self.died = self.deaths[-1].why
             return
         self._progress(len(self.asked), self._total, "starting the engine anew")
-        try:
-            self._engine.restart()
-        except VerifyError as error:
-            self.died = str(error)
-        self._life += 1
+        self._start_again()
 
     def _round(self, job: Job, number: int, part: Round) -> list[Reply]:
         found: list[Reply] = []
@@ -205,13 +209,16 @@ class Driver:
             if self._act is not None:
                 self._act(act)
             return True
+        return self._start_again(act == MODEL)
+
+    def _start_again(self, other: bool = False) -> bool:
+        """... with its own model, or with the other one."""
         try:
-            self._engine.restart()
+            self._engine.restart(other)
         except VerifyError as error:
             self.died = str(error)
-            return False
         self._life += 1
-        return True
+        return not self.died
 
     def _reset(self) -> bool:
         came_about = self._engine.reset(_REST_PATIENCE)

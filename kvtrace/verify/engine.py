@@ -56,8 +56,12 @@ class Engine(Protocol):
         """Empty the engine's own prefix cache, waiting so long for its blocks to be given back. None: whether
         it was is not known."""
 
-    def restart(self) -> None:
-        """Stop it, start it anew with the same configuration.
+    @property
+    def other_model(self) -> bool:
+        """Whether it can be started with another model of the same shape."""
+
+    def restart(self, other: bool = False) -> None:
+        """Stop it, start it anew with the same configuration; or with the other model.
 
         Raises:
             VerifyError: it can't be, or it did not start.

@@ -189,13 +189,16 @@ def folder() -> Path:
     return Path(base) / "kvtrace" / "models"
 
 
-def make(kind: str, place: Path | None = None) -> Path:
+def make(kind: str, place: Path | None = None, other: bool = False) -> Path:
     """The folder of that kind's model, made where it is not there; a finished one is left as it is.
+
+    Args:
+        other: another one of the same shape: its weights are others.
 
     Raises:
         OSError: it cannot be written.
     """
-    path = (place or folder()) / f"{kind}-{VERSION}"
+    path = (place or folder()) / f"{kind}{'-other' * other}-{VERSION}"
     if (path / _DONE).exists():
         return path
     half = path.with_name(f".{path.name}.{os.getpid()}")
@@ -204,7 +207,7 @@ def make(kind: str, place: Path | None = None) -> Path:
     try:
         for name, value in _documents(KINDS[kind]):
             (half / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        _write_weights(half / "model.safetensors", KINDS[kind].shapes())
+        _write_weights(half / "model.safetensors", KINDS[kind].shapes(), _SEED + other)
         (half / _DONE).write_text(json.dumps({"version": VERSION}) + "\n", encoding="utf-8")
         if not (path / _DONE).exists():  # another process may have been faster
             shutil.rmtree(path, ignore_errors=True)
@@ -251,9 +254,9 @@ def _documents(kind: Kind) -> Iterator[tuple[str, Any]]:
     )  # fmt: skip
 
 
-def _write_weights(path: Path, shapes: Shapes) -> None:
+def _write_weights(path: Path, shapes: Shapes, seed: int) -> None:
     """A safetensors file: the length of a JSON head, the head, the numbers."""
-    source = np.random.default_rng(_SEED)
+    source = np.random.default_rng(seed)
     parts: list[bytes] = []
     head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify.engine import Reply
 from kvtrace.verify.evidence import Evidence, Seen
-from kvtrace.verify.workload import STORE_ACTS, Prompt
+from kvtrace.verify.workload import MODEL, STORE_ACTS, Prompt
 
 BAD = (
     LoadEnd.WRONG, LoadEnd.ALTERED, LoadEnd.USED_BEFORE, LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED,
@@ -115,6 +115,8 @@ class Facts:
     prefix_caching: bool = True
     adapters: int = 0
     """LoRA adapters that it serves."""
+    other_model: bool = False
+    """Whether it can be started with another model of the same shape."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,10 @@ class Observed:
 
     @cached_property
     def plain(self) -> list[Asked]:
-        """Requests to a store that nobody has damaged. Not of workloads with a LoRA adapter: what is wrong
-        there alone is a property of its own."""
+        """Requests to a store that nobody has damaged. Not of workloads with a LoRA adapter or of another
+        model: what is wrong there alone is a property of its own."""
         adapted = {one.job for one in self.asked if one.prompt.adapter}
-        return [one for one in self.asked if one.act not in STORE_ACTS and one.job not in adapted]
+        return [one for one in self.asked if one.act not in (MODEL, *STORE_ACTS) and one.job not in adapted]
 
     @cached_property
     def loads(self) -> list[Asked]:

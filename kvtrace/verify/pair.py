@@ -41,7 +41,9 @@ class Pair:
         for side in self._both:
             side.stop()
 
-    def restart(self) -> None:
+    other_model = False
+
+    def restart(self, other: bool = False) -> None:
         self.stop()
         self.start()
 

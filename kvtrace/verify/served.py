@@ -115,10 +115,6 @@ class Server:
         """Have the engine make a few steps."""
         self._nudge()
 
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
     def gone(self) -> str:
         code = self._process.poll() if self._process is not None else None
         if code is None and self._client.healthy:

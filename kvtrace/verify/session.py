@@ -104,24 +104,32 @@ def parse_share(option: str, text: str) -> float:
 
 class Traced:
     """The user's server, traced, as an engine; each start of it has a run directory of its own, and all of
-    them are read as one."""
+    them are read as one. Those with the ``other`` command, which has another model, by themselves: the same
+    tokens compute to other KV there."""
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], directory: Path, patience: float
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        directory: Path,
+        patience: float,
+        other: Sequence[str] = (),
     ) -> None:
-        self._command, self._environ = command, environ
+        self._command, self._environ, self._other = command, environ, other
         self._directory, self._patience = directory, patience
         self.runs: list[Path] = []
+        self._runs_of_other: list[Path] = []
         self.salt = new_salt()
         self._server: Server | None = None
 
-    def start(self) -> None:
+    def start(self, other: bool = False) -> None:
         """Raises VerifyError."""
-        run = self._directory / f"run-{len(self.runs) + 1}"
-        command = child.words(run, COPIES, self._command)
-        server = Server(command, self._command, self._directory / "server.log", self._patience)
+        served, runs = (self._other, self._runs_of_other) if other else (self._command, self.runs)
+        run = self._directory / f"{'other' if other else 'run'}-{len(runs) + 1}"
+        command = child.words(run, COPIES, served)
+        server = Server(command, served, self._directory / "server.log", self._patience)
         self._server = server
-        self.runs.append(run)
+        runs.append(run)
         server.start({**self._environ, child.SALT: self.salt.hex()})
 
     @property
@@ -134,9 +142,13 @@ class Traced:
     def reset(self, patience: float) -> bool | None:
         return self._running.reset(patience)
 
-    def restart(self) -> None:
+    @property
+    def other_model(self) -> bool:
+        return bool(self._other)
+
+    def restart(self, other: bool = False) -> None:
         self.stop()
-        self.start()
+        self.start(other)
 
     def gone(self) -> str:
         return self._running.gone()
@@ -148,7 +160,9 @@ class Traced:
     def look(self) -> Evidence:
         """What its spools say now; a step's last records come with the next step."""
         self.nudge()
-        return read(self.runs)
+        found = read(self.runs)
+        of_other = read(self._runs_of_other).seen if self._runs_of_other else {}
+        return replace(found, seen={**found.seen, **of_other})
 
     def nudge(self) -> None:
         if self._server is not None and not self._server.stopped:
@@ -248,11 +262,14 @@ class _One:
         self._progress, self._say, self._store = progress, say, store
         self._notes: list[str] = []
         self._environ: dict[str, str] = {}
-        self._command = list(options.command)
+        self._command, self._other = list(options.command), list[str]()
         small = options.small
         if small is not None:
             model = models.make(kind) if kind else small.model or models.make(models.FIRST)
             self._command = connector.command(small.connector, small.config, model)
+            if options.suite == FULL and (kind or not small.model):
+                other = models.make(kind or models.FIRST, other=True)
+                self._other = [str(other) if word == str(model) else word for word in self._command]
             self._environ = connector.environ(os.environ)
 
     def verify(self) -> Result:
@@ -304,7 +321,7 @@ class _One:
     def _engine(self) -> Traced | TracedPair:
         patience, decode = self._options.start_timeout, self._options.decode
         if not decode:
-            return Traced(self._command, self._environ, self._directory, patience)
+            return Traced(self._command, self._environ, self._directory, patience, self._other)
         sides = []
         for name, command in (("prefill", self._command), ("decode", decode)):
             folder = self._directory / name

@@ -12,7 +12,7 @@ from kvtrace.verify.evidence import Evidence
 from kvtrace.verify.judge import workloads
 from kvtrace.verify.observed import Facts, Observed, Settings, taken_unit, unit_of
 from kvtrace.verify.registry import of_suite
-from kvtrace.verify.workload import STORE_ACTS, parse
+from kvtrace.verify.workload import MODEL, STORE_ACTS, parse
 
 CASE = "case"
 Look = Callable[[], Evidence]
@@ -38,7 +38,7 @@ def ask(driver: Driver, look: Look, suite: str, case: str = "", store: bool = Fa
     facts = facts_of(first, store)
     if evidence.pair:
         facts = replace(facts, role="", looks_up=True)
-    facts = replace(facts, adapters=driver.adapters)
+    facts = replace(facts, adapters=driver.adapters, other_model=driver.other_model)
     if case:
         name, colon, text = case.rpartition(":")
         if colon and name not in {one.id for one in of_suite(suite)}:
@@ -50,6 +50,8 @@ def ask(driver: Driver, look: Look, suite: str, case: str = "", store: bool = Fa
             raise VerifyError(f"the case {case!r} names a LoRA adapter that this server does not serve")
         if not store and set(workload.acts) & set(STORE_ACTS):
             raise VerifyError(f"the case {case!r} damages the store", "name its directory with --store")
+        if MODEL in workload.acts and not facts.other_model:
+            raise VerifyError(f"the case {case!r} changes the model", "--connector makes another one")
         driver.run([Job(name or CASE, workload)])
         return first, _with_unit(facts, driver, look)
     driver.probe(probes(facts), facts.looks_up and facts.role != "kv_producer")

@@ -8,9 +8,9 @@ beginning are written with one. Behind a prompt: ``~1`` the first of the server'
 cache salt, ``*8`` tokens to generate, ``!`` the client leaves after the first of them, ``^`` the engine takes
 its blocks back then (a preemption).
 
-At ``;`` the engine comes to rest and its own prefix cache is emptied; with ``restart``, ``gone``, ``cut``,
-``garbage``, ``read-only`` or ``full`` as the first word behind it also that happens to the server, or to its
-store.
+At ``;`` the engine comes to rest and its own prefix cache is emptied; with ``restart``, ``model``, ``gone``,
+``cut``, ``garbage``, ``read-only`` or ``full`` as the first word behind it also that happens to the server,
+or to its store. ``model``: it is started anew with another model of the same shape.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ GENERATED = 4
 FIRST_TOKEN, LAST_TOKEN = 100, 499
 """Ids of prompts' tokens: ordinary ones in every vocabulary."""
 RESET = "reset"
+RESTART, MODEL = "restart", "model"
 STORE_ACTS = ("gone", "cut", "garbage", "read-only", "full")
-ACTS = ("restart", *STORE_ACTS)
+ACTS = (RESTART, MODEL, *STORE_ACTS)
 
 _PROMPT = re.compile(r"((?:[a-z]\d{1,7})+)(?:~(\d))?(?:@([\w-]{1,32}))?(?:\*(\d{1,4}))?([!^]?)\Z")
 _PIECE = re.compile(r"([a-z])(\d+)")

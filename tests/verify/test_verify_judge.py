@@ -87,8 +87,9 @@ class Connector:
         return True
 
     adapters = 1
+    other_model = False
 
-    def restart(self) -> None:
+    def restart(self, other: bool = False) -> None:
         pass
 
     def gone(self) -> str:
@@ -162,6 +163,39 @@ def test_a_key_without_the_salt_or_the_adapter_gives_to_others(
             return super().key(tokens, replace(request, **left_out))
 
     assert failed(answers(Without(), monkeypatch)) == {fails}
+
+
+@pytest.mark.parametrize(
+    ("in_keys", "lasts", "answer"),
+    [
+        (False, True, Answer.FAILED),
+        (True, True, Answer.PROVED),
+        (True, False, Answer.NOT_OBSERVED),  # nothing outlasts its engine: no other model could find it
+    ],
+)
+def test_a_key_without_the_model_gives_to_another_model(
+    in_keys: bool, lasts: bool, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Models(Connector):
+        other_model = True
+        model = ""
+
+        def key(self, tokens: Sequence[int], request: Request) -> tuple[int, ...]:
+            return super().key(tokens, replace(request, salt=self.model * in_keys))
+
+        def restart(self, other: bool = False) -> None:
+            self.model = "other" if other else ""
+            if not lasts:
+                self.kept.clear()
+
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    connector, facts = Models(), replace(FACTS, other_model=True)
+    suite = [one for one in of_suite("full") if one.id == "other-model"]
+    driver = Driver(connector, Streams(1), connector.look)
+    driver.run([Job(name, workload) for name, workload in workloads(suite, facts)])
+    what = observed(driver, connector.look(), facts, Settings())
+    assert judged(suite, what)[0].verdict.answer is answer
+    assert connector.model == ""  # what is asked next, asks the model itself
 
 
 def test_other_numbers_fail_only_where_they_are_far(
@@ -333,7 +367,7 @@ def test_an_engine_that_ends_is_a_failure_of_what_ended_it(monkeypatch: pytest.M
         def gone(self) -> str:
             return "RuntimeError: shape mismatch" if self.dead else ""
 
-        def restart(self) -> None:
+        def restart(self, other: bool = False) -> None:
             self.dead = False
 
     found = answers(Dies(), monkeypatch)
@@ -359,7 +393,7 @@ def test_a_load_that_ends_the_engine_is_told_once(monkeypatch: pytest.MonkeyPatc
         def gone(self) -> str:
             return "RuntimeError: shape mismatch" if self.dead else ""
 
-        def restart(self) -> None:
+        def restart(self, other: bool = False) -> None:
             self.dead = False
 
     assert failed(answers(Dies(), monkeypatch)) == {"chunked", "nothing-hangs"}
@@ -542,7 +576,7 @@ def test_what_each_save_leaves_open_is_no_flat_line(monkeypatch: pytest.MonkeyPa
 
 def test_what_a_restart_forgot_is_no_whole_unit_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     class InMemory(Connector):
-        def restart(self) -> None:
+        def restart(self, other: bool = False) -> None:
             self.kept.clear()
 
     monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)

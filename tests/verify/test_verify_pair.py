@@ -22,8 +22,9 @@ class Side:
         self.log.append(f"{self.name} stops")
 
     adapters = 0
+    other_model = False
 
-    def restart(self) -> None: ...
+    def restart(self, other: bool = False) -> None: ...
 
     def reset(self, patience: float) -> bool | None:
         return self.resets

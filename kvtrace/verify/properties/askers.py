@@ -7,7 +7,8 @@ from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.observed import Asked, Facts, Observed
 from kvtrace.verify.properties.sizes import unit, units
-from kvtrace.verify.property import Property
+from kvtrace.verify.property import FULL, Property
+from kvtrace.verify.workload import MODEL, RESTART
 from kvtrace.words import count, plural
 
 
@@ -91,6 +92,27 @@ def _adapters(own: list[Asked], what: Observed) -> Verdict:
     return _judge(own, what, "a request with this adapter") if own else not_observed("not asked")
 
 
+def _models(own: list[Asked], what: Observed) -> Verdict:
+    if not what.facts.other_model:
+        return not_observed("verify makes another model for --connector alone")
+    later = [one for one in own if one.act == MODEL]
+    if not later:
+        return not_observed(f"not asked: {what.died}" if what.died else "not asked")
+    given = [one for one in later if one.given]
+    if given:
+        tokens = sum(one.given for one in given)
+        return failed(
+            f"{plural(len(given), 'request')} of another model got this one's KV: {plural(tokens, 'token')}",
+            requests=judging.names(given), numbers={"tokens": tokens}, case=given[0].case,
+        )  # fmt: skip
+    late = judging.unanswered(later, what)
+    if late is not None:
+        return late
+    if not any(one.given for one in own if one.act == RESTART):
+        return not_observed("a restart with the same model finds nothing either")
+    return proved(f"{plural(len(later), 'request')} of another model got nothing of this one's KV")
+
+
 def _ranks(own: list[Asked], what: Observed) -> Verdict:
     engine = what.evidence.engine
     ranks = len(engine.workers) if engine is not None else 0
@@ -113,6 +135,12 @@ def _words(facts: Facts) -> str:
     return f"{first} s{within}t{one} ; {again} s{within}u{one}"
 
 
+def _other_model(facts: Facts) -> str:
+    """First with the same model: what does not outlast its engine says nothing of the other one."""
+    n = units(facts, 2) + unit(facts) // 2
+    return f"a{n} b{n} ; {RESTART} a{n} ; {MODEL} a{n} b{n}" if facts.other_model else ""
+
+
 def _salted(facts: Facts) -> str:
     n = units(facts, 2) + unit(facts) // 2
     return f"a{n} b{n}@x ; a{n}@x b{n}@y b{n} ; b{n}@x"
@@ -130,6 +158,9 @@ PROPERTIES = (
     Property(
         "other-image", "Nothing comes back for another image",
         lambda own, what: not_observed("verify asks with text alone"),
+    ),
+    Property(
+        "other-model", "Nothing comes back for another model", _models, _other_model, FULL, shrinks=False
     ),
     Property("ranks-apart", "No rank gets another rank's KV", _ranks),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from kvtrace.verify.observed import Asked, Facts, Observed
 from kvtrace.verify.properties.sizes import units, usual
 from kvtrace.verify.property import FULL, Property
 from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS
-from kvtrace.verify.workload import STORE_ACTS
+from kvtrace.verify.workload import RESTART, STORE_ACTS
 from kvtrace.words import count, plural, size
 
 _MANY, _PROMPTS, _NEW_ROUND = 1000, 20, 2
@@ -21,7 +21,7 @@ _NO_STORE = "its directory is not known (--store DIR)"
 
 
 def _restart(own: list[Asked], what: Observed) -> Verdict:
-    later = [one for one in own if one.act == "restart"]
+    later = [one for one in own if one.act == RESTART]
     if not later:
         return not_observed(f"not restarted: {what.died}" if what.died else "not restarted")
     late = judging.unanswered(later, what)

@@ -46,6 +46,7 @@ class InProcess:
         self._why = ""
 
     adapters = 0
+    other_model = False
 
     def start(self) -> None:
         """Raises VerifyError: it does not start."""
@@ -63,7 +64,7 @@ class InProcess:
             except Exception as error:  # it may have ended by itself
                 self._why = self._why or f"{type(error).__name__}: {error}"[:300]
 
-    def restart(self) -> None:
+    def restart(self, other: bool = False) -> None:
         self.stop()
         self.start()
 
