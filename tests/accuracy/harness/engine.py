@@ -7,6 +7,7 @@ import gc
 import itertools
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -245,6 +246,7 @@ def run(
             outcome.seconds = time.monotonic() - began
         except Exception as error:
             outcome.error = f"{type(error).__name__}: {error}"[:500]
+            traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
                 _stop(llm)
