@@ -15,12 +15,11 @@ import pandas as pd
 from kvtrace.ledger import device, reported
 from kvtrace.ledger.beginnings import in_common
 from kvtrace.ledger.children import children, outermost
-from kvtrace.ledger.contents.compare import Contents, compare
+from kvtrace.ledger.contents.compare import compare
 from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.contents.unwritten import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unfinished
-from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.book import ask, balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
 from kvtrace.ledger.places import places as written_to
@@ -38,6 +37,7 @@ from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.side_by_side import Add, Progress, each, silent, unwatched
 from kvtrace.ledger.slots.accounts import Accounts, Traced, accounts
 from kvtrace.ledger.slots.resolve import given_blocks, slots_of
+from kvtrace.ledger.slots.tables import Given
 from kvtrace.ledger.slots.touches import touches
 from kvtrace.ledger.states.book import book_of_states
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
@@ -137,16 +137,19 @@ def _books(
     """The stages of reading, one after the other."""
     found = _with_kv(every := collect(scans, who.tags), who.engines)
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
-    measured = measure(scans, who.workers)
     told = {one.name: _accounts(one, files[1]) for one in scans}
-    watched = _watched(scans, who.engines, found.requests, measured, executed, told)
+    given = given_blocks(scans, found.requests)
+    seen = _Seen(measure(scans, who.workers), executed, told, given)
+    watched = _watched(scans, who.engines, found.requests, seen)
     implied = _unnamed(found, who.engines, watched)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests), asked.add)
     engines = _all_counted(who.engines, requests, found.unreadable, implied, coverage)
     wanted, accepted = ask(requests, engines)
-    contents = _contents(scans, engines, requests, accepted, watched)
+    prints = printed(engines, scans, requests, {one.asked.request: one.asked.positions for one in accepted})
+    places = Places([one for of_engine in given.values() for one in of_engine])
+    contents = compare(prints, requests, places, _written(engines, watched))
     slots = {key: one.slots for key, one in watched.items()}
     arrived = follow(accepted, engines, scans, executed, slots, contents)
     evidence = Evidence(
@@ -189,7 +192,8 @@ def _books(
         trust=saves.trust,
         async_saves=async_saves, outside=[total for one in told.values() for total in one.totals],
     )  # fmt: skip
-    return _Books(_with_facts(_with_whole(run, saves), scans, every.requests), requests, saves.ways)
+    run = replace(run, states=book_of_states(engines, every.requests, scans, given))
+    return _Books(_with_facts(_with_whole(run, saves), scans), requests, saves.ways)
 
 
 def _with_whole(run: Run, saves: Saves) -> Run:
@@ -215,17 +219,6 @@ def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
     return replace(found, requests=requests)
 
 
-def _contents(
-    scans: Sequence[SpoolScan], engines: Sequence[Engine], requests: Sequence[Request],
-    accepted: Sequence[Accepted], watched: Mapping[tuple[int, str], Watched],
-) -> Contents:  # fmt: skip
-    """What stood in the blocks of the accepted loads."""
-    positions = {one.asked.request: one.asked.positions for one in accepted}
-    given = [one for of_engine in given_blocks(scans, requests).values() for one in of_engine]
-    prints = printed(engines, scans, requests, positions)
-    return compare(prints, requests, Places(given), _written(engines, watched))
-
-
 def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]) -> dict[int, int]:
     """Rows of the requests into whose slots something was seen to be written -> in which pairs of their
     engine, a bit each."""
@@ -240,12 +233,11 @@ def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watche
     return dict(found)
 
 
-def _with_facts(run: Run, scans: Sequence[SpoolScan], every: Sequence[Request]) -> Run:
+def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
     """The run, with what its processes said of themselves."""
     return replace(
         run,
         device=device.merged(one.device for one in scans),
-        states=book_of_states(run.engines, every, scans, given_blocks(scans, every)),
         start_failures=reported.start_failures(scans),
         logs=reported.logs(scans),
         asking=reported.asking(scans),
@@ -301,17 +293,21 @@ def _as_it_was(one: SpoolScan, sizes: Mapping[str, int]) -> SpoolScan:
 # ------------------------------------------------------------------------------ joining
 
 
+class _Seen(NamedTuple):
+    """By Worker.key what was measured and executed, by spool what became of what was read, by the engine's
+    tag the blocks that were given out."""
+
+    measured: Mapping[tuple[int, str], Measured]
+    executed: Mapping[tuple[int, str], Executed]
+    told: Mapping[str, Accounts]
+    given: Mapping[int, Sequence[Given]]
+
+
 def _watched(
-    scans: Sequence[SpoolScan],
-    engines: Sequence[Engine],
-    requests: Sequence[Request],
-    measured: Mapping[tuple[int, str], Measured],
-    executed: Mapping[tuple[int, str], Executed],
-    told: Mapping[str, Accounts],
+    scans: Sequence[SpoolScan], engines: Sequence[Engine], requests: Sequence[Request], seen: _Seen
 ) -> dict[tuple[int, str], Watched]:
     """What each worker was seen to do with the KV cache, by Worker.key."""
     by_name = {one.name: one for one in scans}
-    given = given_blocks(scans, requests)
     of_engine = _by_engine(requests)
     found = {}
     for engine in engines:
@@ -319,9 +315,12 @@ def _watched(
         for worker in engine.workers:
             scan, key = by_name[worker.spool], worker.key
             touched = touches(scan, worker)
-            slots = slots_of(engine, worker, touched, given.get(engine.tag, []), here, told[scan.name])
+            given = seen.given.get(engine.tag, [])
+            slots = slots_of(engine, worker, touched, given, here, seen.told[scan.name])
             followed = not any(one.kind in reported.UNRECORDED for one in scan.facts_of(WatchLimits))
-            found[key] = Watched(worker, measured[key], slots, executed.get(key, NEVER_RAN), followed)
+            found[key] = Watched(
+                worker, seen.measured[key], slots, seen.executed.get(key, NEVER_RAN), followed
+            )
     return found
 
 
