@@ -136,10 +136,7 @@ def _books(
 ) -> _Books:  # fmt: skip
     """The stages of reading, one after the other."""
     found = _with_kv(every := collect(scans, who.tags), who.engines)
-    executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
-    told = {one.name: _accounts(one, files[1]) for one in scans}
-    given = given_blocks(scans, found.requests)
-    seen = _Seen(measure(scans, who.workers), executed, told, given)
+    seen = _seen(scans, who, found.requests, files[1])
     watched = _watched(scans, who.engines, found.requests, seen)
     implied = _unnamed(found, who.engines, watched)
     requests = _with_implied(found.requests, implied)
@@ -148,12 +145,11 @@ def _books(
     engines = _all_counted(who.engines, requests, found.unreadable, implied, coverage)
     wanted, accepted = ask(requests, engines)
     prints = printed(engines, scans, requests, {one.asked.request: one.asked.positions for one in accepted})
-    places = Places([one for of_engine in given.values() for one in of_engine])
-    contents = compare(prints, requests, places, _written(engines, watched))
+    contents = compare(prints, requests, _places(seen.given), _written(engines, watched))
     slots = {key: one.slots for key, one in watched.items()}
-    arrived = follow(accepted, engines, scans, executed, slots, contents)
+    arrived = follow(accepted, engines, scans, seen.executed, slots, contents)
     evidence = Evidence(
-        executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
+        executed=seen.executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
         unfinished={save.request: save.unfinished for save in async_saves},
         unknown=Steps(implied.unknown | cut_off(requests)),
         swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
@@ -190,9 +186,9 @@ def _books(
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust,
-        async_saves=async_saves, outside=[total for one in told.values() for total in one.totals],
+        async_saves=async_saves, outside=[total for one in seen.told.values() for total in one.totals],
     )  # fmt: skip
-    run = replace(run, states=book_of_states(engines, every.requests, scans, given))
+    run = replace(run, states=book_of_states(engines, every.requests, scans, seen.given))
     return _Books(_with_facts(_with_whole(run, saves), scans), requests, saves.ways)
 
 
@@ -217,6 +213,10 @@ def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
         return found
     requests = tuple(one.without_kv() if one.engine in without else one for one in found.requests)
     return replace(found, requests=requests)
+
+
+def _places(given: Mapping[int, Sequence[Given]]) -> Places:
+    return Places([one for of_engine in given.values() for one in of_engine])
 
 
 def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]) -> dict[int, int]:
@@ -301,6 +301,12 @@ class _Seen(NamedTuple):
     executed: Mapping[tuple[int, str], Executed]
     told: Mapping[str, Accounts]
     given: Mapping[int, Sequence[Given]]
+
+
+def _seen(scans: Sequence[SpoolScan], who: Topology, requests: Sequence[Request], rest: RestFile) -> _Seen:
+    executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
+    told = {one.name: _accounts(one, rest) for one in scans}
+    return _Seen(measure(scans, who.workers), executed, told, given_blocks(scans, requests))
 
 
 def _watched(
