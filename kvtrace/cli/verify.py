@@ -74,6 +74,9 @@ def verify(
     hook_share: str = typer.Option(
         "", "--hook-share", metavar="SHARE", help="Share of a step's time that one hook may take."
     ),
+    all_units: bool = typer.Option(
+        False, "--all-units", help="The connector promises to take every whole unit of a prompt."
+    ),
     store: Path | None = typer.Option(
         None,
         "--store",
@@ -129,7 +132,7 @@ def verify(
     shares = parse_share("--error", error), parse_share("--hook-share", hook_share)
     options = Options(
         command or _words("--prefill", prefill), suite, output, seed, *shares, reference, case, store,
-        start_timeout, small, shrink, _words("--decode", decode),
+        start_timeout, small, shrink, _words("--decode", decode), all_units,
     )  # fmt: skip
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its servers end with it
     with progress_bar("starting the server") as progress:

@@ -273,12 +273,14 @@ def raised(what: Observed) -> list[str]:
     return list(dict.fromkeys(lines))[:_MOST_SAID]
 
 
-def expected(one: Asked, unit: int) -> int:
-    """Tokens of its prompt that have to come back: whole units that were taken, but for the last token."""
-    return min(one.stored, one.taken, len(one.tokens) - 1) // unit * unit
+def expected(one: Asked, what: Observed) -> int:
+    """Tokens of its prompt that have to come back: whole units, but for the last token, of what was taken, or
+    of all where that is promised."""
+    most = one.stored if what.settings.all_units else min(one.stored, one.taken)
+    return min(most, len(one.tokens) - 1) // what.unit * what.unit
 
 
-def missing(asked: Sequence[Asked], unit: int, edges: bool = False) -> list[Asked]:
+def missing(asked: Sequence[Asked], what: Observed, edges: bool = False) -> list[Asked]:
     """Of repeated prompts those of which whole units did not come back.
 
     Args:
@@ -286,8 +288,8 @@ def missing(asked: Sequence[Asked], unit: int, edges: bool = False) -> list[Aske
             prompt may lose these, as the engine always computes the last token: a property of their own.
     """
     repeated = [one for one in asked if one.answered and one.stored == len(one.tokens)]
-    usual = [one for one in repeated if edges or len(one.tokens) % unit > 1]
-    return [one for one in usual if one.back < expected(one, unit)]
+    usual = [one for one in repeated if edges or len(one.tokens) % what.unit > 1]
+    return [one for one in usual if one.back < expected(one, what)]
 
 
 def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edges: bool = False) -> Verdict:
@@ -297,7 +299,7 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
         shared: its prompts share beginnings: what of them comes back is the connector's choice.
         edges: as of :func:`missing`.
     """
-    later = [one for one in asked if one.round > 0 and what.unit and expected(one, what.unit)]
+    later = [one for one in asked if one.round > 0 and what.unit and expected(one, what)]
     late = unanswered([one for one in asked if not one.prompt.leaves], what)
     if late is not None:
         return late
@@ -325,7 +327,7 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
             requests=names(later),
             case=later[0].case,
         )
-    gone = [] if shared or not what.unit else missing(later, what.unit, edges)
+    gone = [] if shared or not what.unit else missing(later, what, edges)
     if gone:
         return not_back(gone, what)
     tokens = sum(one.given for one in asked)
@@ -338,14 +340,14 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
 
 def not_back(gone: Sequence[Asked], what: Observed) -> Verdict:
     """The failure of repeated prompts whose whole units did not come back."""
-    first = max(gone, key=lambda one: expected(one, what.unit) - one.back)
+    first = max(gone, key=lambda one: expected(one, what) - one.back)
     earlier = next(
         (one for one in what.asked if one.round < first.round and one.tokens == first.tokens), None
     )
     took = earlier.seen.saved // max(1, earlier.seen.pairs) if earlier and earlier.seen else 0
     return failed(
         f"of {plural(len(gone), 'repeated prompt')} whole units of {what.unit} tokens did not come back: "
-        f"{count(first.back)} of {count(expected(first, what.unit))} tokens of {first.id}",
+        f"{count(first.back)} of {count(expected(first, what))} tokens of {first.id}",
         evidence=[f"the connector took {plural(took, 'token')} of it when it was asked first"],
         requests=names(gone),
         numbers={"prompts": len(gone), "unit": what.unit},

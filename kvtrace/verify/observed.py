@@ -50,11 +50,11 @@ class Asked:
     reply: Reply
     seen: Seen | None = None
     stored: int = 0
-    """Leading tokens that a request of an earlier batch had, of the same asker, that was answered, in the
-    same life of the engine: what outlasts a restart is a property of its own."""
+    """Leading tokens that a request had before the last rest, of the same asker, that was answered, in the
+    same life of the engine: what was asked just now may still be written, and what outlasts a restart is a
+    property of its own."""
     taken: int = 0
-    """Of these, as many as the connector took by the rest before it: what it leaves out is its choice, and
-    what it took just now it may still be writing."""
+    """Of these, as many as the connector took: what it leaves out is its choice."""
     known: int = 0
     """The same of any request made by then, with what it generated: nobody else's tokens may be given."""
 
@@ -127,11 +127,12 @@ class Settings:
         error: how far KV that comes back may be from what was computed, on the mean of a layer; a single
             number so many times as far as MOST_APART says.
         share: of a step's time that one hook may take.
+        all_units: it is said to take every whole unit of a prompt: what it leaves out is no choice.
     """
 
     error: float = 0.1
     share: float = 0.0
-    full: bool = False
+    all_units: bool = False
 
 
 MOST_APART = 5.0
@@ -216,12 +217,10 @@ def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
             if other is one or other.batch > one.batch or other.asker != one.asker:
                 continue
             known = max(known, _common(one.tokens, [*other.tokens, *other.reply.tokens]))
-            before = other.batch < one.batch and other.life == one.life
-            if before and other.answered and not other.prompt.leaves:
+            before = other.batch < one.batch and (other.job, other.round) != (one.job, one.round)
+            if before and other.life == one.life and other.answered and not other.prompt.leaves:
                 common = _common(one.tokens, other.tokens)
-                stored = max(stored, common)
-                if (other.job, other.round) != (one.job, one.round):
-                    taken = max(taken, min(common, held[other.number]))
+                stored, taken = max(stored, common), max(taken, min(common, held[other.number]))
         # What the GPU's own cache gave, the connector need not have.
         known_back = one.given > 0 or one.back <= taken
         more = one.back + one.seen.taken if one.seen is not None and known_back else 0

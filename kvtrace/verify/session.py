@@ -60,7 +60,7 @@ class Options:
     Attributes:
         command: starts the server; empty with ``small``.
         decode: starts a second one, which loads what the first one saves; empty where there is one.
-        error, hook_share: as in :class:`~kvtrace.verify.observed.Settings`.
+        error, hook_share, all_units: as in :class:`~kvtrace.verify.observed.Settings`.
         reference: whether an engine without the connector is asked, too.
         case: a workload that is asked in place of the suite's; "" the suite's.
         store: the connector's own directory, where the user names it.
@@ -80,10 +80,11 @@ class Options:
     small: Small | None = None
     shrink_seconds: float = 0.0
     decode: Sequence[str] = ()
+    all_units: bool = False
 
     @property
     def settings(self) -> Settings:
-        return Settings(self.error, self.hook_share)
+        return Settings(self.error, self.hook_share, self.all_units)
 
 
 def parse_share(option: str, text: str) -> float:
@@ -412,6 +413,7 @@ def repeats(options: Options, kind: str, one: Answered) -> list[str]:
     """The command line that repeats the case of a failure alone."""
     small = options.small
     words = ["kvtrace", "verify", "--case", f"{one.id}: {one.verdict.case}", "--suite", options.suite]
+    words += ["--all-units"] if options.all_units else []
     if options.store is not None:
         words += ["--store", str(options.store)]
     if options.decode:

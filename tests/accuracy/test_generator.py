@@ -236,6 +236,7 @@ def test_a_sound_connector_promises_what_it_can_keep() -> None:
     heads = (draw(seed, "head-only") for seed in range(200))
     head_only = next(plan for plan in heads if plan.returns and not plan.whole)
     assert "transfer" in head_only.unpromised and "whole-units" not in head_only.unpromised
+    assert plain.all_units and not head_only.all_units  # verify is told so
     assert "whole-units" in draw(4, "ring").unpromised
     assert "outputs" in draw(4, "fp8").unpromised
     packed = replace(plain, choice={**plain.choice, "run": "inline"}, store=StoreChoice("pt", pack="lzma"))

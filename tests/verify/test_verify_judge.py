@@ -305,6 +305,7 @@ def test_what_a_connector_leaves_out_is_its_choice(monkeypatch: pytest.MonkeyPat
 
     for connector in (Head(), Nothing()):
         assert not failed(answers(connector, monkeypatch))
+    assert "whole-units" in failed(answers(Head(), monkeypatch, all_units=True))  # that was promised
 
     class Lost(Nothing):
         def more(self, loaded: int) -> dict[str, Any]:
@@ -564,7 +565,7 @@ def flat(monkeypatch: pytest.MonkeyPatch, **grows: float) -> Answer:
         for name in ("memory", "descriptors", "threads")
     }
     driver.run([Job(name, workload) for name, workload in workloads([one], FACTS)])
-    what = observed(driver, connector.look(), FACTS, Settings(full=True))
+    what = observed(driver, connector.look(), FACTS, Settings())
     return judged([one], what)[0].verdict.answer
 
 
@@ -583,7 +584,7 @@ def test_what_a_restart_forgot_is_no_whole_unit_that_is_missing(monkeypatch: pyt
     connector = InMemory()
     driver = Driver(connector, Streams(1), connector.look)
     driver.run([Job("restart", parse("a96 b96 ; restart a96 b96")), Job("repeated", parse("c96 ; c96"))])
-    what = observed(driver, connector.look(), FACTS, Settings(full=True))
+    what = observed(driver, connector.look(), FACTS, Settings())
     found = {one.id: one.verdict.answer for one in judged(of_suite("full"), what)}
     assert found["whole-units"] is Answer.PROVED and found["restart"] is Answer.NOT_OBSERVED
     assert not failed(found)
@@ -592,7 +593,7 @@ def test_what_a_restart_forgot_is_no_whole_unit_that_is_missing(monkeypatch: pyt
     driver = Driver(connector, Streams(1), connector.look)
     again = next(one.workload for one in of_suite("full") if one.id == "restart")
     driver.run([Job("restart", parse(again(FACTS)))])
-    what = observed(driver, connector.look(), replace(FACTS, store=True), Settings(full=True))
+    what = observed(driver, connector.look(), replace(FACTS, store=True), Settings())
     assert "restart" in failed({one.id: one.verdict.answer for one in judged(of_suite("full"), what)})
 
 

@@ -61,7 +61,7 @@ def verify_generated(part: Any, folder: Path, model: str, suite: str) -> dict[st
     try:
         arguments = engine.engine_arguments(part.plan, [transfer], model)
         salted = part.plan.keys.chain == "vllm" or part.plan.work == "salted"
-        says = verify.verify_generated(arguments, folder, suite, part.plan.seed, salted)
+        says = verify.verify_generated(arguments, folder, suite, part.plan.seed, salted, part.plan.all_units)
         return {"verified": grouped({name: said[0] for name, said in says.items()}), "says": says}
     finally:
         retarget(None)

@@ -170,7 +170,9 @@ def _usage() -> dict[str, int]:
     return {MEMORY: resident, DESCRIPTORS: descriptors, THREADS: threading.active_count()}
 
 
-def verify(engine: InProcess, suite: str = "quick", seed: int | None = None) -> list[Answered]:
+def verify(
+    engine: InProcess, suite: str = "quick", seed: int | None = None, all_units: bool = False
+) -> list[Answered]:
     """The answers for a connector whose engine can be started.
 
     Raises:
@@ -184,7 +186,8 @@ def verify(engine: InProcess, suite: str = "quick", seed: int | None = None) -> 
         evidence = engine.look()
     finally:
         engine.stop()
-    return judged(of_suite(suite), observed(driver, evidence, facts, Settings(share=HOOK_SHARE)))
+    settings = Settings(share=HOOK_SHARE, all_units=all_units)
+    return judged(of_suite(suite), observed(driver, evidence, facts, settings))
 
 
 def fit(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -195,13 +198,19 @@ def fit(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def verify_generated(
-    arguments: dict[str, Any], trace: Path, suite: str = "quick", seed: int | None = None, salted: bool = True
+    arguments: dict[str, Any],
+    trace: Path,
+    suite: str = "quick",
+    seed: int | None = None,
+    salted: bool = True,
+    all_units: bool = False,
 ) -> dict[str, tuple[str, ...]]:
     """{property: (answer, what it says, ...)} of a generated connector.
 
     Args:
         arguments: of ``harness.engine.engine_arguments``; its source has to be importable.
         trace: the run directory that the agent writes to (``retarget``), its configuration with ``copies``.
+        all_units: it promises to take every whole unit of a prompt.
         salted: its keys tell salts apart; without, they are of tokens alone, and promise nothing of salts.
 
     An engine that does not start fails nothing but ``transfers``.
@@ -215,7 +224,7 @@ def verify_generated(
 
     engine = InProcess(start, _stop, trace)
     try:
-        answers = verify(engine, suite, seed)
+        answers = verify(engine, suite, seed, all_units)
     except VerifyError as error:
         return {"transfers": ("failed", str(error))}
     return {

@@ -217,6 +217,12 @@ class Plan:
         return bool(self.choice["role"] == "consumer" or self.design == "reads-only")
 
     @property
+    def all_units(self) -> bool:
+        """Whether a sound connector of this plan takes every whole unit of a prompt, which verify is told."""
+        limit = self.planted is not None and self.planted.grade == "limit"
+        return not (self.design or limit or self.whole)
+
+    @property
     def unpromised(self) -> frozenset[str]:
         """Properties of verify that a sound connector of this plan does not promise."""
         out = {"store-conditions"}  # an error of the store goes through to the engine
@@ -226,7 +232,7 @@ class Plan:
         if not self.returns:
             out |= {"transfer", "whole-units"}
         if self.design or (self.planted is not None and self.planted.grade != "fault"):
-            out |= {"transfer", "restart"}  # some of it is left out, as it is meant; what is taken comes back
+            out |= {"transfer", "restart"}  # what is taken comes back all the same
         if self.design in GONE_LATER:
             out |= _WHOLE
         if self.whole:  # a prompt of just so many units is stored under a key that asks for one token more
