@@ -14,7 +14,7 @@ from kvtrace.ledger.loads.seen import READ_ONLY, Failed, Seen, unnamed
 from kvtrace.ledger.loads.steps_seen import NEVER, Evidence, PairBit, StepBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.model import Engine, Worker
-from kvtrace.ledger.steps import StepState, locate, step_states
+from kvtrace.ledger.steps import StepState, holds, step_states
 from kvtrace.trace import hooks
 
 _TOO_LATE = "its slots were written after its attention had begun"
@@ -107,7 +107,7 @@ class _InStep:
         self._accepted, self._worker, self._seen = accepted, worker, seen
         self._step = accepted.asked.step
         self._waits = worker.connector is not None and worker.connector.does(hooks.WAIT_LAYER)
-        self._replayed = bool(locate(seen.ran(worker).full, np.array([self._step]))[1][0])
+        self._replayed = holds(seen.ran(worker).full, self._step)
         self._started_t = int(loads.started_t[at])
         self._start_raised = loads.has(at, StepBit.RAISED)
         self._not_called = not loads.has(at, StepBit.STARTED) and loads.ever(StepBit.STARTED)

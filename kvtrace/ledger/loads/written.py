@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.loads.steps_seen import NEVER
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.slots.reads import NOTHING, Slots, covered, in_layer
-from kvtrace.ledger.steps import NEVER_RAN, Executed, locate
+from kvtrace.ledger.steps import NEVER_RAN, Executed, holds
 
 
 @dataclass(frozen=True)
@@ -122,4 +120,4 @@ class Written:
 
 
 def _in(ran: Executed, step: int) -> bool:
-    return bool(locate(ran.watched_loads, np.array([step]))[1][0])
+    return holds(ran.watched_loads, step)

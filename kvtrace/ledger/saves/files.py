@@ -40,7 +40,7 @@ def _saved(call: Call) -> bool:
 
 def _by_rank(workers: Sequence[WorkerCalls], calls: Sequence[Calls]) -> tuple[Overwritten, Trust]:
     """Ranks that write one file for the same layer in the same step: the last one's KV stays."""
-    trust, found = Trust(), Overwritten()
+    trust, found, apart = Trust(), Overwritten(), 0
     common = [_common(one.watched.table) for one in workers]
     for row, step in enumerate(workers[0].stores.steps.tolist() if workers else ()):
         writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
@@ -54,12 +54,12 @@ def _by_rank(workers: Sequence[WorkerCalls], calls: Sequence[Calls]) -> tuple[Ov
         for (_, layer), wrote in writers.items():
             ranks = tuple(sorted({workers[index].watched.worker.rank for _, index, _ in wrote}))
             if len({index for _, index, _ in wrote}) < 2:
-                trust += Trust(files_apart=1)
+                apart += 1
                 continue
             trust += Trust(shared=((step, layer, ranks),), shared_files=1)
             for _, index, column in sorted(wrote)[:-1]:
                 found[index, (row, column)] = SaveEnd.OVERWRITTEN_BY_RANK
-    return found, trust
+    return found, trust + Trust(files_apart=apart)
 
 
 def _by_prompt(one: WorkerCalls, saved: Set[At]) -> tuple[set[At], Trust]:
