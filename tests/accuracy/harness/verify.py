@@ -53,6 +53,8 @@ class InProcess:
         try:
             self._llm = self._start()
         except Exception as error:
+            with suppress(Exception):
+                self._stop(None)  # else the next engine of this process takes over its connector
             raise VerifyError("the engine does not start", f"{type(error).__name__}: {error}"[:300]) from None
         self._why = ""
 
