@@ -524,7 +524,7 @@ case(
     "a lookup without an answer", Kind.LOOKUP, lambda: look_up("undecided"), request="undecided", local=32,
     external=NONE_ANSWER, **TIMES,
 )  # fmt: skip
-case("an allocation", Kind.ALLOC, allocate, request="req", external=48, blocks=-1, **TIMES)
+case("an allocation", Kind.ALLOC, allocate, request="req", external=48, **TIMES)
 # block 5 is the request's second, and slot 84 its fifth
 STORED = {"flags": Flag.STORE}
 case("a metadata entry", Kind.META, build_metadata, STORED, slots=8, tokens=50, start=BLOCK + 4, **REQ)
