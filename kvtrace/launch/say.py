@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from kvtrace.words import clean
@@ -16,4 +17,5 @@ def say(text: str) -> None:
         sys.stderr.write(f"kvtrace: {clean(text)}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        pass
+        # What is left in its buffer would fail again at the end, and make the exit code 120.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
