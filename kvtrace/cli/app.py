@@ -81,6 +81,6 @@ def _usage(error: Exception, message: str) -> None:
 
 
 def _say(line: str) -> None:
-    from kvtrace.words import clean
+    from kvtrace.launch.say import say  # not before there is something to say
 
-    sys.stderr.write(f"kvtrace: {clean(line)}\n")
+    say(line)

@@ -302,6 +302,11 @@ def test_a_closed_or_full_stderr_changes_nothing(here: Path, stderr: str) -> Non
     assert (done.returncode, done.stdout) == (0, "out\n6\n")
 
 
+def test_an_error_on_a_full_stderr_keeps_its_exit_code(here: Path) -> None:
+    done = _sh(here, f"env -u PYTHONUNBUFFERED {sys.executable} -m kvtrace explain nothing 2>/dev/full")
+    assert done.returncode == 2
+
+
 def test_processes_that_outlive_the_command_are_told(here: Path) -> None:
     server = FAKE_AGENT.replace("sys.exit(int(sys.argv[1]))", "input()")
     code = (

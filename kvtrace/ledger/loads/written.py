@@ -73,9 +73,8 @@ class Written:
         ran = self.executed.get(worker.key, NEVER_RAN)
         left = subtract(whole, there)
         read = self._read_only(worker, column, row, left)
-        seen = (
-            bool(steps) and all(_in(ran, step) for step in steps) and not self._blind(worker, column, steps)
-        )
+        all_ran = bool(steps) and all(holds(ran.watched_loads, step) for step in steps)
+        seen = all_ran and not self._blind(worker, column, steps)
         certain = (self.known(worker) or read) and seen
         # What was written in time, too, may have been so out of sight.
         late = subtract(subtract(whole, left), in_time) if seen else []
@@ -117,7 +116,3 @@ class Written:
 
     def _of(self, worker: Worker) -> Slots:
         return self.slots.get(worker.key, NOTHING)
-
-
-def _in(ran: Executed, step: int) -> bool:
-    return holds(ran.watched_loads, step)
