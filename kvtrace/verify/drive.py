@@ -73,6 +73,8 @@ class Driver:
         self._late = self._life = self._batch = 0
         self._slowest = 0.0
         self._total = 0
+        self._other_model = False
+        """Whether it runs with the other model."""
 
     @property
     def adapters(self) -> int:
@@ -115,6 +117,8 @@ class Driver:
     def run(self, jobs: Sequence[Job]) -> None:
         """All of them; stops where the engine cannot be asked any more. A job that ends the engine, or has no
         answer, is asked no further; the engine is started anew for the others, which begin anew."""
+        if self._other_model and not self.died:  # of the jobs before
+            self._start_again()
         self._total += sum(len(job.workload.prompts) for job in jobs)
         kinds = dict.fromkeys(job.workload.acts for job in jobs)
         # what damages the store, or ends the engine, comes last; behind it what changes the model
@@ -127,8 +131,6 @@ class Driver:
                     break
                 left = [job for job in left if job is not deadly]
                 self._begin_anew()
-            if MODEL in acts and not self.died:
-                self._start_again()
 
     def _together(self, jobs: Sequence[Job], acts: Sequence[str]) -> Job | None:
         """Round by round; the job that ended the engine, if one did."""
@@ -217,6 +219,7 @@ class Driver:
             self._engine.restart(other)
         except VerifyError as error:
             self.died = str(error)
+        self._other_model = other
         self._life += 1
         return not self.died
 
