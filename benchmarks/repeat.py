@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kvtrace.trace import format as fmt
 from kvtrace.trace import rows
-from kvtrace.trace.facts import ClientId
+from kvtrace.trace.facts import ClientIdFact
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Fact, Kind, Way
 from kvtrace.trace.reader import Spool
 
@@ -80,7 +80,7 @@ class Template:
         self.stem, self.header, self.names = path.stem, spool.header, dict(spool.names)
         told = [(fact, t, value) for fact, t, value in spool.facts]
         self.facts = [one for one in told if one[0] != Fact.CLIENT_ID]
-        self.clients = [ClientId.from_json(value) for fact, _, value in told if fact == Fact.CLIENT_ID]
+        self.clients = [ClientIdFact.from_json(value) for fact, _, value in told if fact == Fact.CLIENT_ID]
         self.words = _words(self.table)
         self.renamed = np.unique(self.table[self.words.names]).tolist()
         steps = self.table[self.words.steps]
@@ -105,7 +105,7 @@ class _Out:
         self._rows = 0
         file.write(head)
 
-    def text(self, announcement: rows.Name | rows.Document, body: bytes) -> None:
+    def text(self, announcement: rows.Name | rows.FactRecord, body: bytes) -> None:
         words = np.array([*announcement, *fmt.payload_words(body)], dtype=np.int64)
         self.add(words.reshape(-1, 8))
 
@@ -131,9 +131,9 @@ def _name(ident: int, text: str) -> tuple[rows.Name, bytes]:
     return rows.Name(fmt.pack_head(Kind.NAME), ident, len(body), zlib.crc32(body)), body
 
 
-def _fact(fact: Fact, t: int, value: object) -> tuple[rows.Document, bytes]:
+def _fact(fact: Fact, t: int, value: object) -> tuple[rows.FactRecord, bytes]:
     body = json.dumps(value, separators=(",", ":")).encode()
-    return rows.Document(fmt.pack_head(Kind.FACT, 0, fact), t, len(body), zlib.crc32(body)), body
+    return rows.FactRecord(fmt.pack_head(Kind.FACT, 0, fact), t, len(body), zlib.crc32(body)), body
 
 
 def _retagged(value: Any, tags: Mapping[int, int]) -> Any:
@@ -193,7 +193,7 @@ def repeat(source: Path, target: Path, records: int, engines: int = 1) -> tuple[
 
 def _parts(
     one: Template, times: int, engine: int, tags: Mapping[int, int], steps: int, ns: int, calls: int
-) -> Iterator[Table | tuple[rows.Name | rows.Document, bytes]]:
+) -> Iterator[Table | tuple[rows.Name | rows.FactRecord, bytes]]:
     """What stands in a spool, in order: texts and tables of records."""
     for ident, text in one.names.items():
         if ident not in one.renamed:

@@ -35,7 +35,7 @@ import score as scoring  # noqa: E402
 from kvgen.plan import draw  # noqa: E402
 
 from kvtrace.causes.registry import ORDER  # noqa: E402
-from kvtrace.ledger.model import RunError  # noqa: E402
+from kvtrace.ledger.run import RunError  # noqa: E402
 from kvtrace.report.build import build_report  # noqa: E402
 
 
@@ -76,7 +76,7 @@ def _false(*_: Any, **__: Any) -> bool:
 
 
 def _no_files(*_: Any, **__: Any) -> tuple[dict[Any, Any], Any]:
-    return {}, import_module("kvtrace.ledger.model").Trust()
+    return {}, import_module("kvtrace.ledger.run").Trust()
 
 
 def _made(place: str) -> Callable[..., Any]:

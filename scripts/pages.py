@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvtrace.agent.watch import native  # noqa: E402
 from kvtrace.causes.registry import CATALOGUE  # noqa: E402
-from kvtrace.export.tables import PARTITIONS, TABLES, Column  # noqa: E402
+from kvtrace.export.tables import PARTITIONS, TABLES, ColumnSpec  # noqa: E402
 from kvtrace.render.cause import cause_page  # noqa: E402
 from kvtrace.render.markdown import markdown  # noqa: E402
 from kvtrace.topics import TOPICS  # noqa: E402
@@ -76,7 +76,7 @@ def export_tables() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _column(column: Column) -> str:
+def _column(column: ColumnSpec) -> str:
     return f"| `{column.name}` | {column.type} | {column.unit} | {column.meaning} |"
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvtrace.export.run import open_run  # noqa: E402
-from kvtrace.export.timeline import Written, write_perfetto  # noqa: E402
+from kvtrace.export.timeline import WrittenTimeline, write_perfetto  # noqa: E402
 
 # The interface's engine is a web worker: it gets what it looks for of one, and no sign of node.
 NODE = r"""
@@ -118,7 +118,7 @@ def ask(trace: bytes, queries: list[str]) -> list[list[tuple[Any, ...]]]:
     return answers
 
 
-def differences(trace: bytes, written: Written, processes: int) -> list[str]:
+def differences(trace: bytes, written: WrittenTimeline, processes: int) -> list[str]:
     """What the trace processor says otherwise than kvtrace."""
     answers = dict(zip(QUERIES, ask(trace, list(QUERIES.values())), strict=True))
     numbers = {name: rows[0][0] for name, rows in answers.items() if name != "errors"}

@@ -17,7 +17,7 @@ from pathlib import Path
 from kvtrace.agent.reads import READS, Reads
 from kvtrace.agent.targets import TARGETS, Target
 from kvtrace.doctor.vllm_sources import (
-    Found,
+    FoundTarget,
     Function,
     Read,
     Sources,
@@ -82,7 +82,7 @@ def torch_of(release: Release) -> str:
     return found[1] if found else ""
 
 
-def of_row(release: Release, one: Found) -> Iterator[str]:
+def of_row(release: Release, one: FoundTarget) -> Iterator[str]:
     """What became of one row: where its names are now, or that nothing like it was found."""
     row = one.target
     file = "targets.py" if isinstance(row, Target) else "reads.py"

@@ -169,7 +169,7 @@ def version_folder(report: Report) -> str:
 
 
 def write(reports: dict[str, Report]) -> None:
-    from kvtrace.report.read import check_report
+    from kvtrace.report.load import check_report
 
     # A run whose engine was kept from being traced does not know its platform: the others' is its own.
     folders = {r["run"]["vllm"]: version_folder(r) for r in reports.values() if r["run"]["engines"]}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the published JSON Schemas anew, from the types in kvtrace/report/model.py and kvtrace/gate/model.py.
+"""Write the published JSON Schemas, from the types in kvtrace/report/model.py and kvtrace/gate/baseline.py.
 
 python scripts/schemas.py
 """
@@ -34,7 +34,7 @@ def text(value: Any, indent: int = 0) -> str:
 
 def files() -> dict[Path, str]:
     """Each published schema, and the file that it stands in."""
-    from kvtrace.gate.model import baseline_schema
+    from kvtrace.gate.baseline import baseline_schema
     from kvtrace.report.model import report_schema
     from kvtrace.verify.document import verify_schema
 

@@ -46,7 +46,7 @@ from cuda_stubs import make_stubs  # noqa: E402
 from judge import TIMED, judge  # noqa: E402
 from vllm_env import CACHE, vllm_env  # noqa: E402
 
-from kvtrace.report.read import read_report  # noqa: E402
+from kvtrace.report.load import read_report  # noqa: E402
 from kvtrace.trace.hooks import BY_NAME  # noqa: E402
 
 RESULTS = ROOT / "reports" / "matrix" / "versions.json"

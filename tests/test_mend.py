@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtrace.causes.rules import hook_raised
-from kvtrace.ledger.model import HookException
+from kvtrace.ledger.run import HookException
 from kvtrace.mend import in_short, remedy
 
 UNKNOWN = """1 validation error for KVTransferConfig

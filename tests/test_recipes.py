@@ -171,10 +171,10 @@ def test_a_property(copy: Copy) -> None:
     printed = copy.python(
         """
         from kvtrace.verify.judge import workloads
-        from kvtrace.verify.observed import Facts
+        from kvtrace.verify.observed import EngineFacts
         from kvtrace.verify.registry import of_suite
 
-        facts = Facts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=32)
+        facts = EngineFacts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=32)
         print(dict((name, one.text) for name, one in workloads(of_suite("quick"), facts))["twins"])
         """
     )
@@ -297,7 +297,7 @@ def test_a_field_of_the_report(copy: Copy, tmp_path: Path) -> None:
     schema = json.loads(
         (copy.root / "kvtrace/report/schema/kvtrace.report.2.json").read_text(encoding="utf-8")
     )
-    field = schema["$defs"]["Engine"]["properties"]["max_num_seqs"]
+    field = schema["$defs"]["EngineRow"]["properties"]["max_num_seqs"]
     assert field["description"] == "requests per step at most"
     (report,) = reports_of(copy, tmp_path, "sim.step([], tokens=1)")
     assert report["run"]["engines"][0]["max_num_seqs"] == 16
@@ -343,7 +343,7 @@ def sources(folder: Path, version: str, moved: dict[str, tuple[str, str]]) -> Pa
 
 def reports_of(copy: Copy, folder: Path, *bodies: str) -> list[Any]:
     """Reports, made by the copy, of synthetic runs: each body drives a ``sim``."""
-    lines = ["import json", "from pathlib import Path", "from kvtrace.report.read import read_report"]
+    lines = ["import json", "from pathlib import Path", "from kvtrace.report.load import read_report"]
     lines += ["from synth import *"]
     for number, body in enumerate(bodies):
         lines += [f"sim = Sim(Path({str(folder / str(number))!r}), layers=2)", body, "sim.write()"]

@@ -200,7 +200,7 @@ def test_imports_have_no_circle() -> None:
     for name, path in modules.items():
         seen = (other if other in modules else other.rpartition(".")[0] for other in imports(path))
         graph[name] = {other for other in seen if other in modules and other != name}
-    assert "kvtrace.report.build" in graph["kvtrace.report.read"]  # inside a function, and seen
+    assert "kvtrace.report.build" in graph["kvtrace.report.load"]  # inside a function, and seen
     assert not circle(graph)
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == {"a", "b", "c"}
 
@@ -225,12 +225,6 @@ def test_the_agents_top_room_is_small() -> None:
 
 
 SAID_ONCE = ("model", "read", "parts", "trace", "follow")
-OPEN_MODULES = {
-    "model": {"causes", "gate", "ledger", "live", "merge", "picture", "report", "story"},
-    "read": {"gate", "ledger", "ledger/coverage", "report"},
-    "parts": {"causes", "export"},
-}  # fmt: skip
-"""Rooms that have yet to call such a module by what is in it; a row of one room is done."""
 
 
 def test_modules_with_names_that_say_little_are_in_one_room() -> None:
@@ -238,20 +232,7 @@ def test_modules_with_names_that_say_little_are_in_one_room() -> None:
         stem: {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob(f"{stem}.py")}
         for stem in SAID_ONCE
     }
-    assert {stem: found for stem, found in rooms.items() if len(found) > 1} == OPEN_MODULES
-
-
-OPEN_CLASSES = {
-    "Answer", "Asked", "Call", "Cell", "Chunk", "Column", "Command", "ConfigKeys",
-    "Connector", "Coverage", "DeviceTimes", "Document", "Engine", "Entry", "Event", "Evidence",
-    "Explanation", "Facts", "Finding", "Finish", "Format", "Found", "Group", "Growth", "HookException",
-    "HookRow", "Kind", "Ledger", "LoadErrors", "Look", "Lookup", "Measured", "NotObserved", "OpRow",
-    "Outcome", "Outside", "Pair", "Part", "Place", "Process", "Request", "Requests", "Result", "Row",
-    "RuledOut", "Seen", "Side", "Step", "StepBit", "Store", "Swallowed", "Table", "Target", "Trace",
-    "Traced", "Watch", "WatchLimits", "Way", "Worker", "Written", "_File", "_Gathered",
-    "_InStep", "_Reader", "_Seen", "_Source",
-}  # fmt: skip
-"""Names that several classes still have, in the rooms of the analysis. A name that is done goes from here."""
+    assert rooms["model"] and all(len(found) < 2 for found in rooms.values()), rooms
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -261,7 +242,7 @@ def test_no_two_classes_have_one_name() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
     )
-    assert {name for name, times in classes.items() if times > 1} == OPEN_CLASSES
+    assert not [name for name, times in classes.items() if times > 1]
 
 
 WORDS = {

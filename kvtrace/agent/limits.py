@@ -44,7 +44,7 @@ def say(kind: Limit, what: str, index: int = 0, step: int = 0, where: str = "") 
             step, index, hook = origin[:3]
         if _new(kind, what[:_MAX_TEXT], index):
             where = where or _place(index)
-            fact = facts.WatchLimits(index, kind, what[:_MAX_TEXT], where, hook, step)
+            fact = facts.WatchLimitsFact(index, kind, what[:_MAX_TEXT], where, hook, step)
             AGENT.fact(fact, Role.WORKER, flush=False)
     except Exception:
         AGENT.failed("limits")

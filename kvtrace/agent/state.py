@@ -26,7 +26,7 @@ from kvtrace.agent.code import foreign, traces
 from kvtrace.trace import format as fmt
 from kvtrace.trace import mask
 from kvtrace.trace.config import AgentConfig
-from kvtrace.trace.facts import AgentError, AnyFact, Header, HookException
+from kvtrace.trace.facts import AgentErrorFact, AnyFact, Header, HookExceptionFact
 from kvtrace.trace.format import Role, Stop
 from kvtrace.trace.writer import COMPILED, Recorder
 
@@ -353,7 +353,7 @@ class Agent:
         self._exceptions += 1
         if self._exceptions > _MAX_EXCEPTION_FACTS:
             return
-        fact = HookException(
+        fact = HookExceptionFact(
             hook=hook,
             layer=layer,
             step=step,
@@ -373,9 +373,9 @@ class Agent:
             if self._failures > _MAX_FAILURES:
                 return
             text = f"{type(error).__name__}: {self.said(error)} at {where_raised(error)}" if error else "?"
-            self.fact(AgentError(where, text[:500]), Role.FRONT)
+            self.fact(AgentErrorFact(where, text[:500]), Role.FRONT)
             if self._failures == _MAX_FAILURES:
-                self.fact(AgentError("agent", "turned off"), Role.FRONT)
+                self.fact(AgentErrorFact("agent", "turned off"), Role.FRONT)
                 if self.recorder is not None:
                     self.recorder.stop(Stop.AGENT_ERROR)
                 self.add = _drop

@@ -216,5 +216,5 @@ def install_all() -> None:
 
 
 def _report(target: Target, status: str, detail: str) -> None:
-    fact = facts.Target(target.id, target.module, target.attr, status, detail, target.versions)
+    fact = facts.TargetFact(target.id, target.module, target.attr, status, detail, target.versions)
     AGENT.fact(fact, Role.FRONT, standing=target.id)

@@ -13,6 +13,6 @@ May not: read a spool, or change an outcome.
 from __future__ import annotations
 
 from kvtrace.causes.diagnose import diagnose
-from kvtrace.causes.model import Diagnosis, Event, Finding, NotObserved, RuledOut, StageRow
+from kvtrace.causes.diagnosis import Diagnosis, Event, Finding, NotObserved, RuledOut, StageRow
 
 __all__ = ["Diagnosis", "Event", "Finding", "NotObserved", "RuledOut", "StageRow", "diagnose"]

@@ -11,14 +11,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kvtrace.causes.cause import Cause
+from kvtrace.causes.diagnosis import Event, Fields, Finding, OfRequest, Whole
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.taken import kept
-from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
-from kvtrace.causes.model import Event, Fields, Finding, OfRequest, Whole
+from kvtrace.causes.evidence.unit import Sample, StoredUnits, Unit, infer_unit
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.run import Engine, Run
 from kvtrace.ledger.values import replace
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace.facts import Limit
@@ -50,7 +50,7 @@ class LostSpan:
 
 
 @dataclass
-class Request:
+class CaseRequest:
     """One row of Run.requests with its store entries."""
 
     row: int
@@ -90,7 +90,7 @@ class Request:
     """How well it is seen that its saved tokens were: the least of them; None where none were."""
     middle: Interval | None = None
     """Only [start, end) of its prompt was kept, with others before that; None: otherwise."""
-    entries: list[Store] = field(default_factory=list)
+    entries: list[StoredUnits] = field(default_factory=list)
 
     @property
     def stored_end(self) -> int:
@@ -123,7 +123,7 @@ class Case:
 
     run: Run
     engines: dict[int, Engine]
-    requests: list[Request]
+    requests: list[CaseRequest]
     units: dict[int, Unit | None]
     empty_before: dict[int, tuple[int, int, int]]
     """Engine -> (step, digest, prompt) of the first request that was offered with 0 slots."""
@@ -151,7 +151,7 @@ class Case:
     """How tokens ended that were assigned to the cause behind that end."""
     _answers: dict[Hashable, object] = field(default_factory=dict)
 
-    def affected(self, cause: Cause) -> list[Request]:
+    def affected(self, cause: Cause) -> list[CaseRequest]:
         """The requests that lost tokens by this cause."""
         assigned = self.assigned.get(cause.id)
         return [self.requests[row] for row in assigned.requests] if assigned else []
@@ -165,7 +165,7 @@ class Case:
         """All positions that ever had KV."""
         return float(sum(r.computed for r in self.requests if r.engine in self.engines))
 
-    def of_request(self, request: Request) -> OfRequest:
+    def of_request(self, request: CaseRequest) -> OfRequest:
         """What became of the tokens of a request."""
         return self.whole.requests.get(request.row, OfRequest())
 
@@ -182,13 +182,13 @@ class Case:
             self._answers[what] = make()
         return cast(T, self._answers[what])
 
-    def of_engine(self, tag: int) -> Sequence[Request]:
+    def of_engine(self, tag: int) -> Sequence[CaseRequest]:
         """The requests of one engine, in the order of ``requests``."""
         return self._by_engine.get(tag, ())
 
     @cached_property
-    def _by_engine(self) -> dict[int, list[Request]]:
-        found: dict[int, list[Request]] = defaultdict(list)
+    def _by_engine(self) -> dict[int, list[CaseRequest]]:
+        found: dict[int, list[CaseRequest]] = defaultdict(list)
         for request in self.requests:
             found[request.engine].append(request)
         return dict(found)
@@ -240,13 +240,13 @@ class Case:
                 engines[digest] |= mine
         return found
 
-    def alike(self, engine: int, digest: int) -> Sequence[Request]:
+    def alike(self, engine: int, digest: int) -> Sequence[CaseRequest]:
         """The requests of one engine whose prompts have the same tokens, in the order of ``requests``."""
         return self._by_digest.get((engine, digest), ()) if digest else ()
 
     @cached_property
-    def _by_digest(self) -> dict[tuple[int, int], list[Request]]:
-        found: dict[tuple[int, int], list[Request]] = defaultdict(list)
+    def _by_digest(self) -> dict[tuple[int, int], list[CaseRequest]]:
+        found: dict[tuple[int, int], list[CaseRequest]] = defaultdict(list)
         for request in self.requests:
             found[request.engine, request.digest].append(request)
         return dict(found)
@@ -346,7 +346,7 @@ def make_case(run: Run) -> Case:
             for key in {request.digest, request.prefix} - {0}:
                 stored[(request.engine, key)].append((step, end, request.row))
     case.stored = {key: sorted(known) for key, known in stored.items()}
-    by_engine: dict[int, list[Request]] = defaultdict(list)
+    by_engine: dict[int, list[CaseRequest]] = defaultdict(list)
     for request in requests:
         by_engine[request.engine].append(request)
     for tag, engine in engines.items():
@@ -372,10 +372,10 @@ def _seen_decode(case: Case, seen: pd.DataFrame) -> frozenset[int]:
     return frozenset(found)
 
 
-def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
+def _requests(run: Run, engines: Mapping[int, Engine]) -> list[CaseRequest]:
     """The rows of Run.requests, each with its store entries."""
     requests = [
-        Request(
+        CaseRequest(
             row=row, id=r.id, engine=r.engine, prompt=r.prompt, computed=r.computed, local=r.local,
             external=r.external, offered=r.offered, chunks=r.chunks, chunk_step=r.chunk_step,
             first_end=r.local + r.external + (r.chunk_tokens[0] if r.chunk_tokens else 0),
@@ -416,11 +416,11 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
             requests[row].taken, requests[row].middle = one.end, one.middle
     for e in rows(run.entries):
         if e.slots >= 0:
-            requests[e.request].entries.append(Store(e.step, e.slots, e.tokens, e.start, e.available))
+            requests[e.request].entries.append(StoredUnits(e.step, e.slots, e.tokens, e.start, e.available))
     return requests
 
 
-def _samples(case: Case, request: Request) -> list[Sample]:
+def _samples(case: Case, request: CaseRequest) -> list[Sample]:
     """What a request tells of the unit; a streaming session also by its first part, and by all of it only
     where something of later parts is offered."""
     if not request.grown_step:
@@ -430,7 +430,7 @@ def _samples(case: Case, request: Request) -> list[Sample]:
     return [replace(_sample(case, request), prompt=request.arrived, stores=first, taken=None), *whole]
 
 
-def _sample(case: Case, request: Request) -> Sample:
+def _sample(case: Case, request: CaseRequest) -> Sample:
     reused = request.local + request.external > 0 or request.offered > 0
     loaded = reused and not request.saved
     before = stored_before(case, request)
@@ -452,7 +452,7 @@ def _sample(case: Case, request: Request) -> Sample:
     )
 
 
-def _reach(case: Case, request: Request) -> int | None:
+def _reach(case: Case, request: CaseRequest) -> int | None:
     """How far its prompt was kept and no further; its beginning may be another request's."""
     if request.middle is None:
         return request.taken
@@ -460,7 +460,7 @@ def _reach(case: Case, request: Request) -> int | None:
     return end if start <= kept_before(case, request, Grade.DECLARED) else None
 
 
-def _kept(request: Request) -> int:
+def _kept(request: CaseRequest) -> int:
     if request.taken is not None:
         return request.taken
     return int(min(request.stored_end, request.lost_from)) if request.saved else 0
@@ -470,11 +470,13 @@ _LEAST = (Grade.DECLARED, Grade.READ, Grade.WRITTEN)
 """What may be asked of an earlier save."""
 
 
-def _saved(request: Request, least: Grade) -> bool:
+def _saved(request: CaseRequest, least: Grade) -> bool:
     return request.saved > 0 and (request.grade or Grade.DECLARED) >= least
 
 
-def kept_of_alike(case: Case, request: Request, least: Grade = Grade.DECLARED) -> Iterator[tuple[int, int]]:
+def kept_of_alike(
+    case: Case, request: CaseRequest, least: Grade = Grade.DECLARED
+) -> Iterator[tuple[int, int]]:
     """Of each beginning that earlier prompts have too: its tokens, and the most that was kept of one of these
     prompts."""
     for digest, tokens in case.run.in_common.get(request.row, ()):
@@ -482,12 +484,12 @@ def kept_of_alike(case: Case, request: Request, least: Grade = Grade.DECLARED) -
         yield tokens, most[bisect_left(steps, request.chunk_step)]
 
 
-def shared_before(case: Case, request: Request, least: Grade = Grade.DECLARED) -> int:
+def shared_before(case: Case, request: CaseRequest, least: Grade = Grade.DECLARED) -> int:
     """Leading positions that were kept of an earlier prompt with the same beginning, with this grade."""
     return max((min(one) for one in kept_of_alike(case, request, least)), default=0)
 
 
-def kept_before(case: Case, request: Request, least: Grade) -> int:
+def kept_before(case: Case, request: CaseRequest, least: Grade) -> int:
     """Leading positions that an earlier save holds, with this grade at least."""
     return max(stored_before(case, request, least), shared_before(case, request, least))
 
@@ -497,12 +499,12 @@ def _unread(engine: Engine | None) -> bool:
     return engine is None or engine.unreadable_steps > len(engine.watched_steps)
 
 
-def _held(request: Request) -> bool:
+def _held(request: CaseRequest) -> bool:
     """Whether its blocks were kept for a save that nobody saw: it may come after all that was watched."""
     return request.handed_over and not request.entries
 
 
-def why_unheard(case: Case, request: Request) -> str:
+def why_unheard(case: Case, request: CaseRequest) -> str:
     """Why it says nothing that no metadata names a store of a request's tokens, "" where it does say so."""
     if request.unseen:
         return "a part of their steps is not observed"
@@ -515,7 +517,7 @@ def why_unheard(case: Case, request: Request) -> str:
     return ""
 
 
-def after_empty(case: Case, request: Request) -> bool:
+def after_empty(case: Case, request: CaseRequest) -> bool:
     """Left out of all metadata after a different prompt had been offered with 0 slots."""
     first = case.empty_before.get(request.engine)
     return (
@@ -526,7 +528,7 @@ def after_empty(case: Case, request: Request) -> bool:
     )
 
 
-def stored_before(case: Case, request: Request, least: Grade | None = None) -> int:
+def stored_before(case: Case, request: CaseRequest, least: Grade | None = None) -> int:
     """Leading positions that an earlier request with the same tokens had offered for storing; with
     ``least`` only as far as they were saved, and it was seen so well."""
     best = 0

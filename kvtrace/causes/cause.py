@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtrace.causes.model import NotObserved, RuledOut
+from kvtrace.causes.diagnosis import NotObserved, RuledOut
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.terms import Stage
 from kvtrace.versions import OLDEST, since

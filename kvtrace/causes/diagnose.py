@@ -11,15 +11,15 @@ import pandas as pd
 
 from kvtrace.causes.assign import assign_spans
 from kvtrace.causes.case import Case, make_case, why_unheard
+from kvtrace.causes.diagnosis import Diagnosis, Finding, NotObserved, OfRequest, Result, RuledOut
 from kvtrace.causes.evidence import measured
-from kvtrace.causes.model import Diagnosis, Finding, NotObserved, OfRequest, Result, RuledOut
 from kvtrace.causes.outcomes import kept, named, not_saved
-from kvtrace.causes.parts import joined, of_engines, own
 from kvtrace.causes.pipeline import stage_rows
 from kvtrace.causes.registry import RULES
+from kvtrace.causes.several import joined, of_engines, own
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
-from kvtrace.ledger.model import Ledger, Run
+from kvtrace.ledger.run import Ledger, Run
 from kvtrace.ledger.values import without_collector
 from kvtrace.terms import FAULT, KEPT, NOT_OBSERVED, PENDING, SAVED, Grade, Stage, cause_of, severity_order
 from kvtrace.words import listed, plural

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, SaveEnd
-from kvtrace.ledger.model import Ledger
+from kvtrace.ledger.run import Ledger
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING
 
 SAVE_CAUSE: dict[SaveEnd, str] = {end: cause.id for cause in CATALOGUE.values() for end in cause.save_ends}

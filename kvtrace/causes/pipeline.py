@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvtrace.causes.case import Case
+from kvtrace.causes.diagnosis import StageRow
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.evidence.steps import bodies, calls, product
-from kvtrace.causes.model import StageRow
 from kvtrace.causes.outcomes import not_saved
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.terms import NOT_OBSERVED, PENDING, Grade, Stage

@@ -11,7 +11,7 @@ from importlib import import_module
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.claims import Claim, Turn
-from kvtrace.causes.model import Results
+from kvtrace.causes.diagnosis import Results
 
 ORDER = (
     # wiring

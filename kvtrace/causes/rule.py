@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import Case, LostSpan
 from kvtrace.causes.cause import LOADS, SAVES, Cause
 from kvtrace.causes.claims import Turn
-from kvtrace.causes.model import Event, Results
+from kvtrace.causes.diagnosis import Event, Results
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.terms import FAULT, LIMIT, NOTE, Stage

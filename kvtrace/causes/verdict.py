@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import LOADS
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import measured
-from kvtrace.causes.model import Finding
 from kvtrace.causes.outcomes import not_saved
 from kvtrace.causes.pipeline import Prompts, prompt_tokens
 from kvtrace.causes.registry import CATALOGUE

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import OfRequest, Whole
+from kvtrace.causes.diagnosis import OfRequest, Whole
 from kvtrace.causes.outcomes import kept, not_saved
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows

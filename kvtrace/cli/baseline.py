@@ -26,7 +26,7 @@ def baseline(
     from kvtrace.gate.limits import limits_of
     from kvtrace.merge.one_run import one_run
     from kvtrace.render.contract import contract_lines
-    from kvtrace.report.read import read_report
+    from kvtrace.report.load import read_report
 
     one_run(path, "baseline")
     report = read_report(path)

@@ -11,17 +11,17 @@ import typer
 from kvtrace.cli.output import NO_COLOR, format_option, screen
 from kvtrace.cli.screen import wrote
 from kvtrace.errors import KvtraceError
-from kvtrace.gate.outcome import Outcome
+from kvtrace.gate.outcome import GateOutcome
 from kvtrace.render.check import check_page
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.github import commands, silenced
 from kvtrace.render.junit import junit_xml
 from kvtrace.render.sarif import sarif_json
 
-PAGES = {row.name: row for row in page_formats(check_page, Outcome.document)}
+PAGES = {row.name: row for row in page_formats(check_page, GateOutcome.document)}
 TEXT, MARKDOWN, JSON = PAGES["text"], PAGES["markdown"], PAGES["json"]
-JUNIT = Format[Outcome]("junit", "JUnit XML", lambda outcome, _: junit_xml(outcome))
-SARIF = Format[Outcome]("sarif", "SARIF 2.1.0", lambda outcome, _: sarif_json(outcome))
+JUNIT = Format[GateOutcome]("junit", "JUnit XML", lambda outcome, _: junit_xml(outcome))
+SARIF = Format[GateOutcome]("sarif", "SARIF 2.1.0", lambda outcome, _: sarif_json(outcome))
 FORMATS = (*PAGES.values(), JUNIT, SARIF)
 
 
@@ -61,7 +61,7 @@ def check(
     junit: Path | None = typer.Option(None, "--junit", metavar="FILE", help="Also write JUnit XML."),
     sarif: Path | None = typer.Option(None, "--sarif", metavar="FILE", help="Also write SARIF 2.1.0."),
     github: bool = typer.Option(False, "--github", help="Also write GitHub annotations and the job summary."),
-    format: Format[Outcome] = format_option(FORMATS),
+    format: Format[GateOutcome] = format_option(FORMATS),
     as_json: bool = typer.Option(False, "--json", help="The same as --format json."),
     no_color: bool = NO_COLOR,
 ) -> None:
@@ -74,10 +74,10 @@ def check(
     from kvtrace.gate.config import find_rules, read_rules
     from kvtrace.gate.fit import fits, judged_something
     from kvtrace.gate.judge import judge
-    from kvtrace.gate.read import read_baseline
+    from kvtrace.gate.read_baseline import read_baseline
     from kvtrace.gate.rules import Rules, from_options, merged
     from kvtrace.merge.one_run import one_run
-    from kvtrace.report.read import read_report
+    from kvtrace.report.load import read_report
 
     one_run(path, "check")
     options = from_options(minimum or (), min_saved_tokens, forbid or (), allow or (), tolerance, baseline)
@@ -104,7 +104,7 @@ def check(
     raise typer.Exit(0 if outcome.passed else 1)
 
 
-def _for_github(outcome: Outcome, shown: str, format: Format[Outcome]) -> str:
+def _for_github(outcome: GateOutcome, shown: str, format: Format[GateOutcome]) -> str:
     """What goes to stdout: `shown` with annotations behind it, or `shown` alone where a program reads it."""
     _summary(MARKDOWN.draw(outcome, screen()))
     lines = "".join(f"{line}\n" for line in commands(outcome))

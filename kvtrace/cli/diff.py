@@ -24,7 +24,7 @@ def diff(
     """
     from kvtrace.gate.diff import difference
     from kvtrace.merge.one_run import one_run
-    from kvtrace.report.read import read_report
+    from kvtrace.report.load import read_report
 
     for path in (a, b):
         one_run(path, "diff")

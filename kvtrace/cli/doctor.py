@@ -8,11 +8,11 @@ import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.cli.run import parse_name
-from kvtrace.doctor.answer import Answer
+from kvtrace.doctor.answer import DoctorAnswer
 from kvtrace.render.doctor import doctor_page
 from kvtrace.render.formats import Format, page_formats
 
-FORMATS = page_formats(doctor_page, Answer.document)
+FORMATS = page_formats(doctor_page, DoctorAnswer.document)
 
 
 def doctor(
@@ -33,7 +33,7 @@ def doctor(
         metavar="SECONDS",
         help="How long importing vLLM, the connector, or making vLLM's configuration may take, each.",
     ),
-    format: Format[Answer] = format_option(FORMATS),
+    format: Format[DoctorAnswer] = format_option(FORMATS),
     no_color: bool = NO_COLOR,
 ) -> None:
     """Say before a run what it will trace, and what it will not save.

@@ -67,7 +67,7 @@ def explain(
     if (merged := merged_directory(path)) is not None:
         explain_merged(merged, format.name, output, force, no_color)
         return
-    from kvtrace.report.read import read_report
+    from kvtrace.report.load import read_report
     from kvtrace.story.locate import traced_directory
 
     folder = traced_directory(path)

@@ -27,7 +27,7 @@ def export(
     from kvtrace.errors import KvtraceError
     from kvtrace.export.run import open_run
     from kvtrace.export.selection import Wanted, parse_steps
-    from kvtrace.export.write import BY_NAME, Target
+    from kvtrace.export.write import BY_NAME, Destination
 
     chosen = BY_NAME.get(format)
     if chosen is None:
@@ -38,5 +38,5 @@ def export(
     run = open_run(path, Wanted(parse_steps(steps), layers, request))
     place = Path(output) if output else chosen.place(run)
     with progress_bar("reading", octets=True) as progress:
-        written = chosen.write(Target(run, place, force, progress))
+        written = chosen.write(Destination(run, place, force, progress))
     emit(f"wrote {written}\n")

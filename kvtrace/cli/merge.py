@@ -15,11 +15,11 @@ from kvtrace.render.merged import merged_page
 from kvtrace.render.page import Page, Screen
 
 if TYPE_CHECKING:
-    from kvtrace.merge.model import Merged
+    from kvtrace.merge.merged import Merged
 
 
 @dataclass(frozen=True)
-class Answer:
+class MergeAnswer:
     """A merge, and the directory that holds it, as typed."""
 
     merged: Merged
@@ -29,7 +29,7 @@ class Answer:
         return merged_page(self.merged, shlex.quote(self.where))
 
 
-FORMATS = page_formats(Answer.page, lambda answer: answer.merged.to_json())
+FORMATS = page_formats(MergeAnswer.page, lambda answer: answer.merged.to_json())
 
 
 def merge(
@@ -58,7 +58,7 @@ def merge(
     with new_directory(output) as place:
         answer = merge_runs(runs, round(clock_error * 1e6), place)
         write(answer, place)
-    emit(format.draw(Answer(answer.merged, str(place)), screen(no_color)))
+    emit(format.draw(MergeAnswer(answer.merged, str(place)), screen(no_color)))
 
 
 def explain_merged(folder: Path, name: str, output: Path | None, force: bool, no_color: bool) -> None:
@@ -77,7 +77,7 @@ def explain_merged(folder: Path, name: str, output: Path | None, force: bool, no
     if format is None:
         one_run(folder, f"a page of {name}")
         return
-    answer = Answer(load(folder), str(folder))
+    answer = MergeAnswer(load(folder), str(folder))
     if output is None:
         emit(format.draw(answer, screen(no_color)))
     else:

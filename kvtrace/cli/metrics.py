@@ -24,13 +24,13 @@ def metrics(
     """
     from kvtrace.live.exposition import CONTENT_TYPE, check_installed, exposition
     from kvtrace.live.server import MetricsServer
-    from kvtrace.live.watch import Watch, find_run
+    from kvtrace.live.watch import LiveRun, find_run
     from kvtrace.merge.one_run import one_run
 
     check_installed()
     if run is not None:
         one_run(run, "metrics")
-    watch = Watch(find_run(run))
+    watch = LiveRun(find_run(run))
     if once:
         emit(exposition(watch.look(wait=True)))
         return

@@ -55,7 +55,7 @@ def _explain(words: list[str]) -> bool:
         return False
     from kvtrace.cli.screen import screen
     from kvtrace.render.brief import explained_text
-    from kvtrace.report.read import read_report
+    from kvtrace.report.load import read_report
 
     path, here = paths[0], screen("--no-color" in options)
     traced = _traced(path)

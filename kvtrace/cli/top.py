@@ -12,8 +12,8 @@ import typer
 from kvtrace.cli.output import NO_COLOR, emit, screen
 
 if TYPE_CHECKING:
-    from kvtrace.live.model import Snapshot
-    from kvtrace.live.watch import Watch
+    from kvtrace.live.look import Snapshot
+    from kvtrace.live.watch import LiveRun
 
 
 _NOTICE_SECONDS = 10.0
@@ -35,12 +35,12 @@ def top(
     itself with the run, and the last picture stays. Only files are read. s asks kvtrace run to look at
     where all processes stand.
     """
-    from kvtrace.live.watch import Watch, find_run
+    from kvtrace.live.watch import LiveRun, find_run
     from kvtrace.merge.one_run import one_run
 
     if run is not None:
         one_run(run, "top")
-    watch = Watch(find_run(run))
+    watch = LiveRun(find_run(run))
     if not once and sys.stdout.isatty():
         try:
             _follow(watch, every, screen(no_color).colours is not None)
@@ -59,7 +59,7 @@ def _text(look: Snapshot, no_color: bool) -> str:
     return "".join(f"{line.coloured() if here.colours else line.plain()}\n" for line in lines)
 
 
-def _follow(watch: Watch, every: float, colours: bool) -> None:
+def _follow(watch: LiveRun, every: float, colours: bool) -> None:
     """Pictures until the run or somebody ends it.
 
     Raises:

@@ -12,7 +12,7 @@ from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.merged import tale_page
 from kvtrace.render.page import Page
 from kvtrace.render.story import story_page, summary_page
-from kvtrace.story.model import Story
+from kvtrace.story.story import Story
 
 
 def _page(answer: Any) -> Page:  # Story, Summary or Tale

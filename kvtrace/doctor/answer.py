@@ -31,7 +31,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DoctorAnswer:
     lines: tuple[Line, ...]
     connectors: tuple[Mapping[str, Any], ...] = ()
     """The facts of each connector's class, for programs."""

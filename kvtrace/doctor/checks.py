@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from kvtrace import mend
 from kvtrace.agent.preflight import facts
-from kvtrace.doctor.answer import NOT_KNOWN, OK, PROBLEM, WARNING, Answer, Line
-from kvtrace.doctor.child import Step
+from kvtrace.doctor.answer import NOT_KNOWN, OK, PROBLEM, WARNING, DoctorAnswer, Line
+from kvtrace.doctor.child import LookStep
 from kvtrace.doctor.class_checks import CLASS_CHECKS
-from kvtrace.doctor.gather import Facts
+from kvtrace.doctor.gather import DoctorFacts
 from kvtrace.doctor.place_checks import store, stuck
 from kvtrace.doctor.vllm_sources import parse_version
 from kvtrace.launch.environment import PLUGINS_VARIABLE
@@ -20,14 +20,14 @@ from kvtrace.trace.mask import mask_text
 from kvtrace.versions import NEWEST, OLDEST
 from kvtrace.words import listed
 
-Check = Callable[[Facts], Iterator[Line]]
+Check = Callable[[DoctorFacts], Iterator[Line]]
 _OLDEST_PYTHON = (3, 10)
 
 
-def answer(found: Facts) -> Answer:
+def answer(found: DoctorFacts) -> DoctorAnswer:
     """Every check's lines, in the order of :data:`CHECKS`, without secrets."""
     lines = tuple(_masked(line) for check in CHECKS for line in check(found))
-    return Answer(lines, tuple(_row(one) for one in found.classes))
+    return DoctorAnswer(lines, tuple(_row(one) for one in found.classes))
 
 
 def _masked(line: Line) -> Line:
@@ -42,7 +42,7 @@ def _row(one: facts.Class) -> dict[str, object]:
 # --- the Python and vLLM ---------------------------------------------------------------------------
 
 
-def python(found: Facts) -> Iterator[Line]:
+def python(found: DoctorFacts) -> Iterator[Line]:
     step = found.steps.get(facts.PYTHON)
     if found.command.python is None:
         yield Line(
@@ -67,10 +67,10 @@ def python(found: Facts) -> Iterator[Line]:
             yield Line("python", OK, f"Python {version}, {found.python.executable}; recorder {recorder}")
 
 
-def versions(found: Facts) -> Iterator[Line]:
+def versions(found: DoctorFacts) -> Iterator[Line]:
     if found.python is None:
         return
-    step = found.steps.get(facts.IMPORT, Step(""))
+    step = found.steps.get(facts.IMPORT, LookStep(""))
     if found.python.folder is None and step.state != "done":
         level = PROBLEM if found.command.kind else NOT_KNOWN
         yield Line(
@@ -98,7 +98,7 @@ def versions(found: Facts) -> Iterator[Line]:
         yield Line("vllm", OK, f"{what}; covered: {OLDEST} to {NEWEST}")
 
 
-def targets(found: Facts) -> Iterator[Line]:
+def targets(found: DoctorFacts) -> Iterator[Line]:
     if found.python is None or not found.vllm:
         return
     if found.targets is None:
@@ -123,7 +123,7 @@ def targets(found: Facts) -> Iterator[Line]:
         yield Line("targets", OK, f"{len(due)} of {len(due)} places that kvtrace hooks are in this vLLM")
 
 
-def way_in(found: Facts) -> Iterator[Line]:
+def way_in(found: DoctorFacts) -> Iterator[Line]:
     if found.command.python is None:
         return
     allowed = found.command.environ.get(PLUGINS_VARIABLE)
@@ -153,7 +153,7 @@ def way_in(found: Facts) -> Iterator[Line]:
 # --- the command line ------------------------------------------------------------------------------
 
 
-def command(found: Facts) -> Iterator[Line]:
+def command(found: DoctorFacts) -> Iterator[Line]:
     words = found.command.words
     if not words:
         return
@@ -180,7 +180,7 @@ def command(found: Facts) -> Iterator[Line]:
         )  # fmt: skip
 
 
-def configuration(found: Facts) -> Iterator[Line]:
+def configuration(found: DoctorFacts) -> Iterator[Line]:
     """Whether vLLM accepts the whole of it, and what it makes of graphs and blocks."""
     step = found.steps.get(facts.ENGINE)
     if step is None or not found.command.kind:
@@ -196,7 +196,7 @@ def configuration(found: Facts) -> Iterator[Line]:
         yield Line("engine", WARNING, f"making vLLM's configuration ended the process: {step.error}")
 
 
-def blocks(found: Facts) -> Iterator[Line]:
+def blocks(found: DoctorFacts) -> Iterator[Line]:
     engine = found.engine
     if engine is None or not engine.block_size:
         if found.command.words and found.python is not None:

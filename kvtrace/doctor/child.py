@@ -33,7 +33,7 @@ GiveUp = Callable[[str, float], bool]
 
 
 @dataclass(frozen=True)
-class Step:
+class LookStep:
     """How a step of the look ended: ``done``, ``raised``, ``hung``, ``died``; ``where``: file and line."""
 
     state: str
@@ -44,7 +44,7 @@ class Step:
 
 def look(
     python: str, environ: Mapping[str, str], asked: CommandLine, give_up: GiveUp, dump: float
-) -> dict[str, Step]:
+) -> dict[str, LookStep]:
     """Step -> how it ended; steps that were not reached are not there.
 
     Args:
@@ -124,22 +124,22 @@ def _text(path: Path) -> str:
 
 def _steps(
     lines: list[dict[str, Any]], hung: bool, code: int | None, stacks: str, said: str
-) -> dict[str, Step]:
-    found: dict[str, Step] = {}
+) -> dict[str, LookStep]:
+    found: dict[str, LookStep] = {}
     begun = facts.PYTHON
     for line in lines:
         name = str(line["step"])
         if "error" in line:
-            found[name] = Step("raised", error=str(line["error"]), where=str(line.get("where", "")))
+            found[name] = LookStep("raised", error=str(line["error"]), where=str(line.get("where", "")))
         elif "facts" in line:
-            found[name] = Step("done", line["facts"])
+            found[name] = LookStep("done", line["facts"])
         else:
             begun = name
     if begun and begun not in found:
         if hung:
-            found[begun] = Step("hung", where=stands_in(stacks))
+            found[begun] = LookStep("hung", where=stands_in(stacks))
         else:
-            found[begun] = Step("died", error=_end_of(code, said))
+            found[begun] = LookStep("died", error=_end_of(code, said))
     return found
 
 

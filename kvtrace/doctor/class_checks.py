@@ -9,7 +9,7 @@ from kvtrace import mend
 from kvtrace.agent.preflight import facts
 from kvtrace.agent.preflight.facts import Class, ExtraKeys, Planned, Rounding, Signature
 from kvtrace.doctor.answer import NOT_KNOWN, OK, PROBLEM, WARNING, Line
-from kvtrace.doctor.gather import Facts
+from kvtrace.doctor.gather import DoctorFacts
 from kvtrace.trace import hooks
 from kvtrace.words import listed
 
@@ -29,7 +29,7 @@ def _name(one: Class) -> str:
     return one.name or one.configured
 
 
-def found_class(found: Facts) -> Iterator[Line]:
+def found_class(found: DoctorFacts) -> Iterator[Line]:
     """Which class would be live; why there is none."""
     step = found.steps.get(facts.CONNECTOR)
     if step is None:
@@ -80,7 +80,7 @@ def _live(one: Class) -> Line:
     return Line("connector", OK, f"{where}{role}")
 
 
-def whole(found: Facts) -> Iterator[Line]:
+def whole(found: DoctorFacts) -> Iterator[Line]:
     for one in _there(found):
         if one.abstract:
             yield Line(
@@ -89,7 +89,7 @@ def whole(found: Facts) -> Iterator[Line]:
             )  # fmt: skip
 
 
-def overridden(found: Facts) -> Iterator[Line]:
+def overridden(found: DoctorFacts) -> Iterator[Line]:
     """Hooks of its own: how many, and those that this vLLM never calls."""
     for one in _there(found):
         wrong = [row for row in one.signatures if not row.fits]
@@ -129,7 +129,7 @@ def _old_name(one: Class, row: Signature) -> Line | None:
     )  # fmt: skip
 
 
-def saves(found: Facts) -> Iterator[Line]:
+def saves(found: DoctorFacts) -> Iterator[Line]:
     """Where it saves, by its own code."""
     for one in _there(found):
         if one.name == _MULTI:
@@ -145,7 +145,7 @@ def saves(found: Facts) -> Iterator[Line]:
             )
 
 
-def graphs(found: Facts) -> Iterator[Line]:
+def graphs(found: DoctorFacts) -> Iterator[Line]:
     """What a step that is replayed as one graph leaves out."""
     engine, layered = found.engine, _layer_work(found)
     mode = engine.graph_mode if engine else None
@@ -177,7 +177,7 @@ def graphs(found: Facts) -> Iterator[Line]:
         )  # fmt: skip
 
 
-def _layer_work(found: Facts) -> list[tuple[Class, str]]:
+def _layer_work(found: DoctorFacts) -> list[tuple[Class, str]]:
     return [
         (one, name)
         for one in _there(found)
@@ -186,7 +186,7 @@ def _layer_work(found: Facts) -> list[tuple[Class, str]]:
     ]
 
 
-def smallest(found: Facts) -> Iterator[Line]:
+def smallest(found: DoctorFacts) -> Iterator[Line]:
     """The shortest prompt of which anything is stored."""
     for one in _there(found):
         if one.name == _MULTI:
@@ -252,7 +252,7 @@ def _size(engine: Planned | None) -> int:
     return engine.block_size * engine.context_parallel
 
 
-def config_keys(found: Facts) -> Iterator[Line]:
+def config_keys(found: DoctorFacts) -> Iterator[Line]:
     for one, row in zip(found.classes, found.keys, strict=False):
         if not row.given or one.error:
             continue
@@ -281,7 +281,7 @@ _REQUIRED = {"OffloadingConnector": ("cpu_bytes_to_use", "spec_name", "--kv-offl
 not known here; an option of vLLM's that sets the first one."""
 
 
-def required(found: Facts) -> Iterator[Line]:
+def required(found: DoctorFacts) -> Iterator[Line]:
     for one in _there(found):
         key, other, option = _REQUIRED.get(one.name, ("", "", ""))
         if not key or not one.module.startswith("vllm.") or not found.command.words:
@@ -297,10 +297,10 @@ def required(found: Facts) -> Iterator[Line]:
             )  # fmt: skip
 
 
-def _there(found: Facts) -> list[Class]:
+def _there(found: DoctorFacts) -> list[Class]:
     return [one for one in found.classes if not one.error and one.based]
 
 
-CLASS_CHECKS: tuple[Callable[[Facts], Iterator[Line]], ...] = (
+CLASS_CHECKS: tuple[Callable[[DoctorFacts], Iterator[Line]], ...] = (
     found_class, whole, overridden, saves, graphs, smallest, config_keys, required,
 )  # fmt: skip

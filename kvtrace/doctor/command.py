@@ -19,7 +19,7 @@ _COMMANDS = ("vllm", "vllm.entrypoints.cli.main")
 
 
 @dataclass(frozen=True)
-class Command:
+class ServeCommand:
     """A command line, taken apart.
 
     Attributes:
@@ -45,7 +45,7 @@ class Command:
     isolated: bool = False
 
 
-def read_command(words: Sequence[str], environ: Mapping[str, str]) -> Command:
+def read_command(words: Sequence[str], environ: Mapping[str, str]) -> ServeCommand:
     """Takes a command line apart.
 
     Raises:
@@ -71,7 +71,7 @@ def read_command(words: Sequence[str], environ: Mapping[str, str]) -> Command:
         kind, parsed = _of_vllm(words[1:]) if os.path.basename(program) == "vllm" else ("", ())
     transfer = transfer_in(words)
     isolated = ignores_pythonpath(list(words))
-    return Command(tuple(words), environ, program, python, path0, kind, parsed, transfer, isolated)
+    return ServeCommand(tuple(words), environ, program, python, path0, kind, parsed, transfer, isolated)
 
 
 def _without_env(words: list[str], environ: dict[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -98,6 +98,6 @@ def _of_module(module: str, rest: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     return _of_vllm(rest) if module in _COMMANDS else ("", ())
 
 
-def of_this_python(environ: Mapping[str, str], python: str) -> Command:
+def of_this_python(environ: Mapping[str, str], python: str) -> ServeCommand:
     """No command: the Python that kvtrace runs in."""
-    return Command((), environ, python, python, str(Path.cwd()))
+    return ServeCommand((), environ, python, python, str(Path.cwd()))

@@ -14,15 +14,15 @@ from kvtrace.agent import targets
 from kvtrace.agent.preflight import facts
 from kvtrace.agent.preflight.facts import Class, CommandLine, ExtraKeys, Parsed, Planned, Python
 from kvtrace.doctor import child, places, spy, vllm_sources
-from kvtrace.doctor.child import Step
-from kvtrace.doctor.command import Command, of_this_python, read_command
-from kvtrace.doctor.places import Seen
+from kvtrace.doctor.child import LookStep
+from kvtrace.doctor.command import ServeCommand, of_this_python, read_command
+from kvtrace.doctor.places import PlaceSeen
 from kvtrace.launch.errors import LaunchError, reason
 from kvtrace.trace.facts import D
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetCheck:
     """A row of the agent's tables against vLLM's sources. ``hooked``: else it is only read."""
 
     id: str
@@ -32,7 +32,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Facts:
+class DoctorFacts:
     """What was found out.
 
     Attributes:
@@ -43,12 +43,12 @@ class Facts:
         spy: as :func:`kvtrace.doctor.spy.may_look`.
     """
 
-    command: Command
+    command: ServeCommand
     connector: str = ""
     kvtrace: str = ""
-    steps: Mapping[str, Step] = field(default_factory=dict)
-    targets: tuple[Target, ...] | None = None
-    places: tuple[tuple[str, Seen], ...] = ()
+    steps: Mapping[str, LookStep] = field(default_factory=dict)
+    targets: tuple[TargetCheck, ...] | None = None
+    places: tuple[tuple[str, PlaceSeen], ...] = ()
     """(class of the connector whose configuration names it, what is there)"""
     spy: str | None = None
 
@@ -92,7 +92,7 @@ def gather(
     environ: Mapping[str, str],
     seconds: float,
     give_up: child.GiveUp | None = None,
-) -> Facts:
+) -> DoctorFacts:
     """Everything, for a command line (may be empty) or a connector's class.
 
     Args:
@@ -103,7 +103,7 @@ def gather(
         LaunchError: there is no such program, or no place for temporary files.
     """
     command = read_command(words, environ) if words else of_this_python(environ, sys.executable)
-    steps: Mapping[str, Step] = {}
+    steps: Mapping[str, LookStep] = {}
     if command.python is not None:
         asked = CommandLine(connector, command.kind, command.parsed, command.transfer, command.path0)
         wait = give_up or (lambda step, taken: taken > seconds + 2)
@@ -111,11 +111,11 @@ def gather(
             steps = child.look(command.python, command.environ, asked, wait, seconds)
         except OSError as error:
             raise LaunchError("cannot look at the command's Python", command.python, reason(error)) from error
-    found = Facts(command, connector, importlib.metadata.version("kvtrace"), steps)
+    found = DoctorFacts(command, connector, importlib.metadata.version("kvtrace"), steps)
     return replace(found, targets=_targets(found), places=tuple(_places(found)), spy=spy.may_look())
 
 
-def _targets(found: Facts) -> tuple[Target, ...] | None:
+def _targets(found: DoctorFacts) -> tuple[TargetCheck, ...] | None:
     folder = found.python.folder if found.python else None
     version = vllm_sources.parse_version(found.vllm)
     if folder is None or not version:
@@ -126,12 +126,12 @@ def _targets(found: Facts) -> tuple[Target, ...] | None:
     except (vllm_sources.NoVllm, OSError, SyntaxError, ValueError):
         return None
     return tuple(
-        Target(row.target.id, row.expected, row.problems, isinstance(row.target, targets.Target))
+        TargetCheck(row.target.id, row.expected, row.problems, isinstance(row.target, targets.Target))
         for row in rows
     )
 
 
-def _places(found: Facts) -> list[tuple[str, Seen]]:
+def _places(found: DoctorFacts) -> list[tuple[str, PlaceSeen]]:
     """Those of each connector's configuration; of the command line's words where no class was found."""
     named = [(one.name or one.configured, one.extra or {}) for one in found.classes]
     if not named and found.command.transfer:

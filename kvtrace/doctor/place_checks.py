@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from kvtrace.doctor.answer import NOT_KNOWN, OK, PROBLEM, WARNING, Line
-from kvtrace.doctor.gather import Facts
-from kvtrace.doctor.places import Seen
+from kvtrace.doctor.gather import DoctorFacts
+from kvtrace.doctor.places import PlaceSeen
 from kvtrace.launch.spy import FORBIDDEN, MISSING
 from kvtrace.words import size
 
@@ -17,7 +17,7 @@ _LIKE_A_STORE = re.compile(r"path|dir|root|folder|stor|disk|cache|location|mount
 _LITTLE = 1 << 30
 
 
-def store(found: Facts) -> Iterator[Line]:
+def store(found: DoctorFacts) -> Iterator[Line]:
     roles = {one.name or one.configured: one.role for one in found.classes}
     lines = [line for name, seen in found.places for line in _place(name, seen, roles.get(name))]
     if found.classes and not lines:
@@ -28,7 +28,7 @@ def store(found: Facts) -> Iterator[Line]:
     yield from lines
 
 
-def stuck(found: Facts) -> Iterator[Line]:
+def stuck(found: DoctorFacts) -> Iterator[Line]:
     if found.spy is None:
         yield Line("stuck hooks", NOT_KNOWN, "whether py-spy may look into a process that hangs")
     elif found.spy == "":
@@ -42,7 +42,7 @@ def stuck(found: Facts) -> Iterator[Line]:
         )
 
 
-def _place(name: str, seen: Seen, role: str | None) -> Iterator[Line]:
+def _place(name: str, seen: PlaceSeen, role: str | None) -> Iterator[Line]:
     place = seen.place
     what = f"{place.key}: {place.shown}"
     if place.host:
@@ -75,7 +75,7 @@ def _place(name: str, seen: Seen, role: str | None) -> Iterator[Line]:
         yield _free(what, seen)
 
 
-def _free(what: str, seen: Seen) -> Line:
+def _free(what: str, seen: PlaceSeen) -> Line:
     there = "is writable" if seen.state == "directory" else "is not there yet and can be made"
     if seen.free is None:
         return Line("store", OK, f"{what} {there}")
@@ -86,7 +86,7 @@ def _free(what: str, seen: Seen) -> Line:
     return Line("store", OK, f"{what} {there}, {size(seen.free)} free")
 
 
-def _host(what: str, seen: Seen) -> Line:
+def _host(what: str, seen: PlaceSeen) -> Line:
     if seen.state == "open":
         return Line("store", OK, f"{what} takes connections")
     why = f" ({seen.detail})" if seen.detail else ""

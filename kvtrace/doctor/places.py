@@ -26,7 +26,7 @@ _PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379, "valkey": 637
 
 
 @dataclass(frozen=True)
-class Place:
+class ConfigPlace:
     """A place, as far as its name goes: ``key`` is that of the configuration, with dots between."""
 
     key: str
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PlaceSeen:
     """What is there.
 
     Attributes:
@@ -51,19 +51,19 @@ class Seen:
         writable: of a directory.
     """
 
-    place: Place
+    place: ConfigPlace
     state: str
     detail: str = ""
     free: int | None = None
     writable: bool | None = None
 
 
-def places(extra: Mapping[str, Any]) -> list[Place]:
+def places(extra: Mapping[str, Any]) -> list[ConfigPlace]:
     """All absolute paths, URLs and ``host:port`` among the values, by their keys."""
     return list(dict.fromkeys(_places(extra, "")))[:_MOST]
 
 
-def _places(value: Any, key: str) -> Iterator[Place]:
+def _places(value: Any, key: str) -> Iterator[ConfigPlace]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name != "connectors":  # those of a MultiConnector have places of their own
@@ -75,11 +75,11 @@ def _places(value: Any, key: str) -> Iterator[Place]:
         yield from _place(value.strip(), key)
 
 
-def _place(text: str, key: str) -> Iterator[Place]:
+def _place(text: str, key: str) -> Iterator[ConfigPlace]:
     if text.startswith("file:///"):
         text = text[len("file://") :]
     if text.startswith("/") and "\0" not in text and len(text) < 4096:
-        yield Place(key, path=text)
+        yield ConfigPlace(key, path=text)
     elif _URL.match(text):
         try:
             url = urlsplit(text)
@@ -87,53 +87,55 @@ def _place(text: str, key: str) -> Iterator[Place]:
         except ValueError:
             return
         if host not in _LISTENS and port and url.scheme.lower() not in _NO_HOST:
-            yield Place(key, host=host, port=port)
+            yield ConfigPlace(key, host=host, port=port)
     elif match := _HOST.match(text):
         host = match[1].strip("[]")
         if host not in _LISTENS and 0 < int(match[2]) < 65536 and not host.isdigit():
-            yield Place(key, host=host, port=int(match[2]))
+            yield ConfigPlace(key, host=host, port=int(match[2]))
 
 
-def look(found: list[Place], patience: float = PATIENCE_SECONDS) -> list[Seen]:
+def look(found: list[ConfigPlace], patience: float = PATIENCE_SECONDS) -> list[PlaceSeen]:
     """What is at each, all at once."""
     jobs = [(place, _start(_connect if place.host else _directory, place)) for place in found]
-    return [job(patience) or Seen(place, "hung") for place, job in jobs]
+    return [job(patience) or PlaceSeen(place, "hung") for place, job in jobs]
 
 
-def _start(work: Callable[[Place], Seen], place: Place) -> Callable[[float], Seen | None]:
-    answer: list[Seen] = []
+def _start(
+    work: Callable[[ConfigPlace], PlaceSeen], place: ConfigPlace
+) -> Callable[[float], PlaceSeen | None]:
+    answer: list[PlaceSeen] = []
     thread = threading.Thread(target=lambda: answer.append(work(place)), daemon=True)
     thread.start()
 
-    def wait(seconds: float) -> Seen | None:
+    def wait(seconds: float) -> PlaceSeen | None:
         thread.join(seconds)
         return answer[0] if answer else None
 
     return wait
 
 
-def _connect(place: Place) -> Seen:
+def _connect(place: ConfigPlace) -> PlaceSeen:
     try:
         socket.create_connection((place.host, place.port), PATIENCE_SECONDS * 0.8).close()
     except OSError as error:
-        return Seen(place, "closed", (error.strerror or str(error) or type(error).__name__).lower())
-    return Seen(place, "open")
+        return PlaceSeen(place, "closed", (error.strerror or str(error) or type(error).__name__).lower())
+    return PlaceSeen(place, "open")
 
 
-def _directory(place: Place) -> Seen:
+def _directory(place: ConfigPlace) -> PlaceSeen:
     path = place.path
     if os.path.isfile(path):
-        return Seen(place, "file", writable=os.access(path, os.W_OK))
+        return PlaceSeen(place, "file", writable=os.access(path, os.W_OK))
     there = path
     while not os.path.lexists(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)
     if not os.path.isdir(there):
-        return Seen(place, "blocked", there)
+        return PlaceSeen(place, "blocked", there)
     writable = os.access(there, os.W_OK | os.X_OK)
     try:
         free: int | None = shutil.disk_usage(there).free
     except OSError:
         free = None
     if there == path:
-        return Seen(place, "directory", free=free, writable=writable)
-    return Seen(place, "absent" if writable else "refused", there, free, writable)
+        return PlaceSeen(place, "directory", free=free, writable=writable)
+    return PlaceSeen(place, "absent" if writable else "refused", there, free, writable)

@@ -27,7 +27,7 @@ class NoVllm(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundTarget:
     """``expected``: whether the row is meant for that version."""
 
     target: Target | Reads
@@ -69,7 +69,9 @@ def meant_for(versions: str, version: Version) -> bool:
     return first <= version and (version <= last or last == parse_version(NEWEST))
 
 
-def check(read: Read, version: Version, rows: Sequence[Target | Reads] = (*TARGETS, *READS)) -> list[Found]:
+def check(
+    read: Read, version: Version, rows: Sequence[Target | Reads] = (*TARGETS, *READS)
+) -> list[FoundTarget]:
     """What each row lacks in these sources."""
     sources = Sources(read)
     found = []
@@ -80,7 +82,7 @@ def check(read: Read, version: Version, rows: Sequence[Target | Reads] = (*TARGE
             problems = list(_target_problems(sources, row))
         else:
             problems = list(_read_problems(sources, row))
-        found.append(Found(row, meant_for(row.versions, version), tuple(problems)))
+        found.append(FoundTarget(row, meant_for(row.versions, version), tuple(problems)))
     return found
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pandas as pd
 
 from kvtrace.export.frame import cells, frame, same, shown
-from kvtrace.export.tables import INT, LEDGER, RANK, REQUESTS, TEXT, Table
-from kvtrace.report.model import Ledger, Ledgers, Report
+from kvtrace.export.tables import INT, LEDGER, RANK, REQUESTS, TEXT, TableSpec
+from kvtrace.report.model import LedgerRow, Ledgers, Report
 from kvtrace.terms import Stage, cause_of
 
 Row = Mapping[str, Any]
 
 
-def of_run(table: Table, report: Report, requests: Iterable[Row]) -> pd.DataFrame:
+def of_run(table: TableSpec, report: Report, requests: Iterable[Row]) -> pd.DataFrame:
     """One of these tables, the rank first. `requests`: the rows of its requests, as a report has them."""
     if table is REQUESTS:
         return _frame(table, requests)
@@ -44,7 +44,7 @@ def _ledgers(both: Ledgers, connector: str) -> Iterator[Row]:
                 }
 
 
-def _grades(one: Ledger, outcome: str, amount: int) -> dict[str, int]:
+def _grades(one: LedgerRow, outcome: str, amount: int) -> dict[str, int]:
     """Grade -> token-layers, the best first; what no grade is known of stands under an empty one."""
     found = {grade: part for grade, part in one.get("grades", {}).get(outcome, {}).items() if part}
     rest = amount - sum(found.values())
@@ -68,7 +68,7 @@ def _findings(report: Report) -> Iterator[Row]:
             yield {"status": status, "id": cause, "connector": name, "evidence": evidence}
 
 
-def _frame(table: Table, rows: Iterable[Row]) -> pd.DataFrame:
+def _frame(table: TableSpec, rows: Iterable[Row]) -> pd.DataFrame:
     """Rows as a frame with the table's columns and types, the rank before them; other fields are left out."""
     held: Sequence[Row] = list(rows)
     values = {}

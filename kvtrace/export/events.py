@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kvtrace.export.frame import cells, frame, same, shown
-from kvtrace.export.run import Process
-from kvtrace.export.tables import BOOL, EVENTS, INT, STEPS, TEXT, Column
+from kvtrace.export.run import SpoolProcess
+from kvtrace.export.tables import BOOL, EVENTS, INT, STEPS, TEXT, ColumnSpec
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
@@ -72,7 +72,7 @@ _NAMES: dict[Kind, Callable[[int], str | None]] = {
 """Kinds whose code stands for a name."""
 
 
-def event_rows(table: Records, names: Names, process: Process) -> pd.DataFrame:
+def event_rows(table: Records, names: Names, process: SpoolProcess) -> pd.DataFrame:
     """The rows of ``events`` for a table of records, in its order, the partitions' columns first."""
     kinds = rows.kind(table[:, 0])
     table = table[np.isin(kinds, EXPORTED)]
@@ -222,14 +222,14 @@ class _Columns:
         self.numbers("step", at, np.where(known, steps & STEP_MASK, -1))
         self.numbers("engine", at, np.where(known, steps >> STEP_SHIFT, -1))
 
-    def frame(self, process: Process, sides: Ints) -> pd.DataFrame:
+    def frame(self, process: SpoolProcess, sides: Ints) -> pd.DataFrame:
         """All columns, those of the partitions (without the run's) first. Times become wall times."""
         values: dict[str, Any] = {"rank": _ranks(process, sides, self._tags)}
         for column in EVENTS.columns:
             values[column.name] = self._values(column, process)
         return frame(values)
 
-    def _values(self, column: Column, process: Process) -> Any:
+    def _values(self, column: ColumnSpec, process: SpoolProcess) -> Any:
         if column.name == "process":
             return same(process.stem, self._count, TEXT)
         if column.name == "pid":
@@ -244,7 +244,7 @@ class _Columns:
         return pd.arrays.IntegerArray(held, missing)
 
 
-def _ranks(process: Process, sides: Ints, tags: Ints) -> Any:
+def _ranks(process: SpoolProcess, sides: Ints, tags: Ints) -> Any:
     pairs = {
         (side, tag): process.rank_of(side, tag)
         for side in np.unique(sides).tolist()
@@ -254,7 +254,7 @@ def _ranks(process: Process, sides: Ints, tags: Ints) -> Any:
     return cells(np.array(ranks, dtype=np.int64), INT)
 
 
-def step_rows(table: Records, names: Names, process: Process) -> pd.DataFrame:
+def step_rows(table: Records, names: Names, process: SpoolProcess) -> pd.DataFrame:
     """The rows of ``steps`` for a table of records: real steps, dummy runs left out."""
     kinds = rows.kind(table[:, 0])
     head = table[:, 0]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvtrace.export.tables import DTYPES, PARTITIONS, TEXT, Table
+from kvtrace.export.tables import DTYPES, PARTITIONS, TEXT, TableSpec
 from kvtrace.words import clean
 
 Cells = Any
@@ -38,7 +38,7 @@ def with_run(rows: pd.DataFrame, run: str, host: str) -> pd.DataFrame:
     return frame({**columns, **{name: rows[name].array for name in rows.columns}})
 
 
-def empty(table: Table) -> pd.DataFrame:
+def empty(table: TableSpec) -> pd.DataFrame:
     """No rows, with the columns and types of a table, the partitions' first."""
     return frame({one.name: cells([], one.type) for one in (*PARTITIONS, *table.columns)})
 

@@ -17,8 +17,8 @@ from kvtrace.export.parts import parts_of_records
 from kvtrace.export.run import Opened, open_run
 from kvtrace.export.selection import Wanted, parse_steps
 from kvtrace.export.tables import BY_NAME, EVENTS, FINDINGS, LEDGER, REQUESTS, STEPS
+from kvtrace.report.load import read_report
 from kvtrace.report.model import Report, RequestRow
-from kvtrace.report.read import read_report
 from kvtrace.story.locate import traced_directory
 from kvtrace.words import clean, count, plural
 
@@ -28,7 +28,7 @@ _SHOWN = 12
 
 def load(
     path: str | Path, *, steps: str | tuple[int, int] = "", layers: str = "", request: str = ""
-) -> Trace:
+) -> TraceFrames:
     """The run at `path`, as pandas frames.
 
     Args:
@@ -45,12 +45,12 @@ def load(
     if traced_directory(path) is None and Path(path).is_file():
         if wanted != Wanted():
             raise KvtraceError("a report without its run", clean(str(path)), "a part needs the run directory")
-        return Trace(read_report(path))
+        return TraceFrames(read_report(path))
     run = open_run(path, wanted)
-    return Trace(run.report, run)
+    return TraceFrames(run.report, run)
 
 
-class Trace:
+class TraceFrames:
     """One run. Its frames are made when they are first asked for; columns and units: tables.md."""
 
     def __init__(self, report: Report, run: Opened | None = None) -> None:

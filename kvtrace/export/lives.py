@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvtrace.export.run import Opened, Process
+from kvtrace.export.run import Opened, SpoolProcess
 from kvtrace.export.selection import REQUEST_WORDS
 from kvtrace.export.trace_file import Value
 from kvtrace.trace import rows
@@ -23,7 +23,7 @@ _OF_ONE_INSIDE = (Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.OPEN, Kind.DONE)
 _TIME = 1  # the word with the time, or the begin, of all of them
 
 
-class Entry(NamedTuple):
+class NumberedEntry(NamedTuple):
     """What the metadata said of a request. ``number``: among all of the run, from 0; ``t``: wall time."""
 
     number: int
@@ -45,7 +45,7 @@ class Life:
     id: str
     client: str
     number: int
-    process: Process
+    process: SpoolProcess
     began: int
     ended: int
     verdict: str = ""
@@ -53,7 +53,7 @@ class Life:
     numbers: Given = field(default_factory=dict)
     spans: list[tuple[int, int, str, Given]] = field(default_factory=list)
     moments: list[tuple[int, str, Given]] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[NumberedEntry] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ def lives(run: Opened) -> list[Life]:
             mine.append(life)
             found.append(life)
         if isinstance(record.row, rows.MetadataEntry):
-            mine[-1].entries.append(Entry(entries, record.t, record.row))
+            mine[-1].entries.append(NumberedEntry(entries, record.t, record.row))
             entries += 1
         _live(mine[-1], record, windows)
     return found
 
 
-def _owners(run: Opened) -> dict[str, Process]:
+def _owners(run: Opened) -> dict[str, SpoolProcess]:
     """Of each request the process of its scheduler."""
     by_pid = {process.pid: process for process in run.processes}
     engines = {engine.tag: by_pid.get(engine.pid) for engine in run.run.engines}
@@ -103,7 +103,7 @@ def _owners(run: Opened) -> dict[str, Process]:
 
 
 def _records(
-    run: Opened, process: Process, windows: dict[int, tuple[int, int]]
+    run: Opened, process: SpoolProcess, windows: dict[int, tuple[int, int]]
 ) -> Iterator[tuple[str, _Record]]:
     """(request, record) of a process; `windows` gets the begin and end of each step that a worker ran."""
     for chunk, names, _ in run.chunks(process):

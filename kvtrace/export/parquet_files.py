@@ -14,9 +14,9 @@ from urllib.parse import quote
 import numpy as np
 
 from kvtrace.export.folder import Output
-from kvtrace.export.parts import Part, parts
+from kvtrace.export.parts import TablePart, parts
 from kvtrace.export.run import Opened
-from kvtrace.export.tables import BOOL, BY_NAME, FLOAT, INT, RANK, TABLES, TEXT, Table
+from kvtrace.export.tables import BOOL, BY_NAME, FLOAT, INT, RANK, TABLES, TEXT, TableSpec
 from kvtrace.ledger import Progress
 
 ROW_GROUP = 1 << 16
@@ -35,7 +35,7 @@ def write_parquet(run: Opened, output: Output, progress: Progress) -> dict[str, 
     for table in TABLES:
         output.replaces(Path(table.name) / _folder("run", run.key))
     with ExitStack() as stack:
-        files: dict[tuple[str, str, int], _File] = {}
+        files: dict[tuple[str, str, int], _ParquetFile] = {}
         source = ""
         for part in parts(run, progress):
             if part.source != source:  # a spool is read: its files are whole
@@ -46,13 +46,13 @@ def write_parquet(run: Opened, output: Output, progress: Progress) -> dict[str, 
                 key, rows = (part.table, part.host, rank), part.rows[ranks == rank]
                 if key not in files:
                     path = output.file(_place(run, part, rank))
-                    files[key] = stack.enter_context(closing(_File(path, part.table)))
+                    files[key] = stack.enter_context(closing(_ParquetFile(path, part.table)))
                 files[key].add(rows)
                 counts[part.table] += len(rows)
     return counts
 
 
-def _place(run: Opened, part: Part, rank: int) -> Path:
+def _place(run: Opened, part: TablePart, rank: int) -> Path:
     folders = (_folder("run", run.key), _folder("host", part.host), _folder(RANK, str(rank)))
     return Path(part.table, *folders, f"{quote(part.source, safe='')[:120]}.parquet")
 
@@ -62,7 +62,7 @@ def _folder(column: str, value: str) -> str:
     return f"{column}={quote(value[:80], safe='') or 'unknown'}"
 
 
-def schema(table: Table) -> Any:
+def schema(table: TableSpec) -> Any:
     """The Arrow schema of a table; each field's metadata has its unit and meaning."""
     import pyarrow as pa
 
@@ -75,7 +75,7 @@ def schema(table: Table) -> Any:
     )
 
 
-class _File:
+class _ParquetFile:
     """One file, written a row group at a time."""
 
     def __init__(self, path: Path, table: str) -> None:

@@ -15,7 +15,7 @@ from kvtrace.ledger import Progress, unwatched
 
 
 @dataclass(frozen=True)
-class Part:
+class TablePart:
     """Some rows of a table, of one host; ``source`` is the spool's stem, or "run"."""
 
     table: str
@@ -25,18 +25,18 @@ class Part:
     """The table's columns, with ``rank`` before them."""
 
 
-def parts(run: Opened, progress: Progress) -> Iterator[Part]:
+def parts(run: Opened, progress: Progress) -> Iterator[TablePart]:
     """All tables of a run; those of its records a chunk at a time.
 
     Raises:
         SpoolError: a spool vanished.
     """
     for table in (REQUESTS, LEDGER, FINDINGS):
-        yield Part(table.name, run.host, "run", of_run(table, run.report, run.requests))
+        yield TablePart(table.name, run.host, "run", of_run(table, run.report, run.requests))
     yield from parts_of_records(run, progress)
 
 
-def parts_of_records(run: Opened, progress: Progress = unwatched) -> Iterator[Part]:
+def parts_of_records(run: Opened, progress: Progress = unwatched) -> Iterator[TablePart]:
     """The tables of its records alone.
 
     Raises:
@@ -46,7 +46,7 @@ def parts_of_records(run: Opened, progress: Progress = unwatched) -> Iterator[Pa
     for process in run.processes:
         for chunk, names, read in run.chunks(process):
             if len(chunk):
-                yield Part(EVENTS.name, process.host, process.stem, event_rows(chunk, names, process))
-                yield Part(STEPS.name, process.host, process.stem, step_rows(chunk, names, process))
+                yield TablePart(EVENTS.name, process.host, process.stem, event_rows(chunk, names, process))
+                yield TablePart(STEPS.name, process.host, process.stem, step_rows(chunk, names, process))
             progress(min(before + read, run.size), run.size)
         before += process.size

@@ -22,7 +22,7 @@ from kvtrace.export.selection import (
     in_steps,
     parse_layers,
 )
-from kvtrace.ledger.model import Run
+from kvtrace.ledger.run import Run
 from kvtrace.report.build import assemble, request_rows
 from kvtrace.report.model import Report, RequestRow
 from kvtrace.story.find import find
@@ -38,7 +38,7 @@ _MOST = 1 << 62
 
 
 @dataclass(frozen=True)
-class Process:
+class SpoolProcess:
     """One process with a spool.
 
     Attributes:
@@ -75,7 +75,7 @@ class Opened:
     report: Report
     requests: Sequence[RequestRow]
     """All that are wanted, worst first; the report has the first of them only."""
-    processes: Sequence[Process]
+    processes: Sequence[SpoolProcess]
     selection: Selection
     clients: Mapping[str, str]
     """Engine's id of a request -> the client's, where that is another."""
@@ -90,7 +90,7 @@ class Opened:
         """Bytes of all spools."""
         return sum(one.size for one in self.processes)
 
-    def chunks(self, process: Process) -> Iterator[tuple[Records, Mapping[int, str], int]]:
+    def chunks(self, process: SpoolProcess) -> Iterator[tuple[Records, Mapping[int, str], int]]:
         """(records that are wanted, names, bytes read so far) of a process, chunk by chunk.
 
         Raises:
@@ -154,7 +154,7 @@ def _key(run: Run) -> str:
     return f"{name}-{zlib.crc32(began):08x}"
 
 
-def _processes(run: Run) -> list[Process]:
+def _processes(run: Run) -> list[SpoolProcess]:
     infos = {info.name: info for info in run.spools}
     clocks: list[tuple[str, int]] = []
     found = []
@@ -171,7 +171,7 @@ def _processes(run: Run) -> list[Process]:
         own = _within(one.header.wall_ns - one.header.perf_ns, 0)
         shift = _clock(clocks, one.header.host, own)
         pid, host = _within(one.pid, -1), one.header.host
-        found.append(Process(info.path, info.size, pid, host, one.name, ranks, shift))
+        found.append(SpoolProcess(info.path, info.size, pid, host, one.name, ranks, shift))
     return found
 
 
@@ -190,7 +190,7 @@ def _clock(known: list[tuple[str, int]], host: str, own: int) -> int:
 
 
 def _selection(
-    run: Run, wanted: Wanted, clients: Mapping[str, str], processes: Sequence[Process]
+    run: Run, wanted: Wanted, clients: Mapping[str, str], processes: Sequence[SpoolProcess]
 ) -> Selection:
     layers = dict.fromkeys(layer for worker in run.workers() for layer in worker.kv_layers)
     chosen = parse_layers(wanted.layers, list(layers))
@@ -209,7 +209,7 @@ def _selection(
     return Selection(wanted.steps, chosen, request, steps, arrivals)
 
 
-def _steps_of(request: str, processes: Sequence[Process]) -> Any:
+def _steps_of(request: str, processes: Sequence[SpoolProcess]) -> Any:
     """The steps that the records of a request name: its chunks, lookups, metadata, transfers, its end."""
     found = [np.empty(0, dtype=np.int64)]
     kinds = [kind for kind in REQUEST_WORDS if kind in STEP_WORDS]

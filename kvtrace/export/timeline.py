@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from kvtrace.export.events import MODES, SKIPS, WAYS, flag_words
 from kvtrace.export.frame import shown
-from kvtrace.export.lives import Entry, Life, lives
-from kvtrace.export.run import Opened, Process
+from kvtrace.export.lives import Life, NumberedEntry, lives
+from kvtrace.export.run import Opened, SpoolProcess
 from kvtrace.export.trace_file import Sequence as Events
-from kvtrace.export.trace_file import TraceFile, Value, Values, Written
+from kvtrace.export.trace_file import TraceFile, Value, Values, WrittenTimeline
 from kvtrace.ledger import Progress, unwatched
-from kvtrace.ledger.model import Worker
+from kvtrace.ledger.run import Worker
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, STEP_MASK, STEP_SHIFT, Dispatch, Flag, Kind, Role
 from kvtrace.trace.reader import Records
@@ -25,7 +25,7 @@ _FIRST_SEQUENCE = 2
 _HOOKS, _REQUESTS, _OUTSIDE, _TOKENS = "connector hooks", "requests", "files and peers", "tokens per step"
 
 
-class Call(NamedTuple):
+class Slice(NamedTuple):
     """A slice to be written, with times of its process; ``ending``: flows that end in it."""
 
     t0: int
@@ -36,7 +36,7 @@ class Call(NamedTuple):
     ending: tuple[int, ...] = ()
 
 
-def write_perfetto(run: Opened, path: Path, progress: Progress = unwatched) -> Written:
+def write_perfetto(run: Opened, path: Path, progress: Progress = unwatched) -> WrittenTimeline:
     """Writes the timeline of a run to a new file.
 
     Raises:
@@ -68,7 +68,7 @@ def write_perfetto(run: Opened, path: Path, progress: Progress = unwatched) -> W
         return out.written
 
 
-def _pids(processes: Sequence[Process]) -> list[int]:
+def _pids(processes: Sequence[SpoolProcess]) -> list[int]:
     """The processes' ids; where one is there twice (several hosts, used again) it is made another."""
     found: list[int] = []
     for process in processes:
@@ -82,7 +82,7 @@ def _pids(processes: Sequence[Process]) -> list[int]:
 class _Tracks:
     """The tracks of one process, made as they are needed."""
 
-    def __init__(self, out: TraceFile, process: Process, pid: int) -> None:
+    def __init__(self, out: TraceFile, process: SpoolProcess, pid: int) -> None:
         self._out, self._pid = out, pid
         self._process = out.process(pid, shown(process.name) or "process")
         self._known: dict[tuple[Any, ...], int] = {}
@@ -114,7 +114,7 @@ class _Tracks:
 class _Writer:
     """Writes the records of one process. ``shift``: what makes the timeline's time of its clock."""
 
-    process: Process
+    process: SpoolProcess
     shift: int
     tracks: _Tracks
     events: Events
@@ -122,7 +122,7 @@ class _Writer:
 
     def add(self, chunk: Records, names: Names) -> None:
         kinds = rows.kind(chunk[:, 0])
-        calls: list[Call] = []
+        calls: list[Slice] = []
         for kind, read in _CALLS.items():
             part = chunk[kinds == kind]
             calls += [read(row, names, self) for row in _decoded(kind, part)]
@@ -131,9 +131,9 @@ class _Writer:
             for row in _decoded(kind, chunk[kinds == kind]):
                 moment(row, names, self)
 
-    def slices(self, calls: Iterable[Call]) -> None:
+    def slices(self, calls: Iterable[Slice]) -> None:
         """Writes slices so that on each track they are nested; what is not goes to another lane."""
-        open_: dict[tuple[Any, ...], list[Call]] = {}
+        open_: dict[tuple[Any, ...], list[Slice]] = {}
         for call in sorted(calls, key=lambda one: (one.t0, -one.t1)):
             lane = 0
             while True:
@@ -148,7 +148,7 @@ class _Writer:
         for key, stack in open_.items():
             self._end(stack, key, None)
 
-    def _end(self, stack: list[Call], key: tuple[Any, ...], t: int | None) -> None:
+    def _end(self, stack: list[Slice], key: tuple[Any, ...], t: int | None) -> None:
         while stack and (t is None or stack[-1].t1 <= t):
             self.events.end(self.tracks.get(key), self.at(stack.pop().t1))
 
@@ -183,7 +183,7 @@ def _thread(head: int) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------------------- slices
 
 
-def _hook(row: rows.HookCall, names: Names, writer: _Writer) -> Call:
+def _hook(row: rows.HookCall, names: Names, writer: _Writer) -> Slice:
     name = hooks.name_of(rows.code(row.head)) or f"hook {rows.code(row.head)}"
     raised = rows.flags(row.head) & Flag.RAISED
     values = _values(
@@ -196,10 +196,10 @@ def _hook(row: rows.HookCall, names: Names, writer: _Writer) -> Call:
         error=_name(names, row.extra) if raised else None,
     )
     ending = writer.flows.ending(row, writer.process)
-    return Call(row.t0, max(row.t0, row.t1), ("hook", name, rows.thread(row.head)), name, values, ending)
+    return Slice(row.t0, max(row.t0, row.t1), ("hook", name, rows.thread(row.head)), name, values, ending)
 
 
-def _op(row: rows.OpCall, names: Names, writer: _Writer) -> Call:
+def _op(row: rows.OpCall, names: Names, writer: _Writer) -> Slice:
     values = _values(
         layer=_name(names, row.layer),
         step=row.step & STEP_MASK or None,
@@ -210,10 +210,10 @@ def _op(row: rows.OpCall, names: Names, writer: _Writer) -> Call:
         flags=flag_words(rows.flags(row.head)),
     )
     name = ops.name_of(rows.code(row.head)) or f"op {rows.code(row.head)}"
-    return Call(row.t0, max(row.t0, row.t1), _thread(row.head), name, values)
+    return Slice(row.t0, max(row.t0, row.t1), _thread(row.head), name, values)
 
 
-def _step(row: rows.Step, names: Names, writer: _Writer) -> Call:
+def _step(row: rows.Step, names: Names, writer: _Writer) -> Slice:
     writer.events.count(writer.tracks.get(("counter", _TOKENS)), writer.at(row.t0), max(row.tokens, 0))
     values = _values(
         step=row.step & STEP_MASK or None,
@@ -222,10 +222,10 @@ def _step(row: rows.Step, names: Names, writer: _Writer) -> Call:
         new_requests=row.new_requests,
         preempted=row.gone >> 32 or None,
     )
-    return Call(row.t0, max(row.t0, row.t1), _thread(row.head), "schedule", values)
+    return Slice(row.t0, max(row.t0, row.t1), _thread(row.head), "schedule", values)
 
 
-def _exec(row: rows.Execution, names: Names, writer: _Writer) -> Call:
+def _exec(row: rows.Execution, names: Names, writer: _Writer) -> Slice:
     values = _values(
         step=row.step & STEP_MASK or None,
         tokens=row.tokens,
@@ -234,10 +234,10 @@ def _exec(row: rows.Execution, names: Names, writer: _Writer) -> Call:
         padded=row.padded or None,
         flags=flag_words(rows.flags(row.head)),
     )
-    return Call(row.t0, max(row.t0, row.t1), _thread(row.head), "execute_model", values)
+    return Slice(row.t0, max(row.t0, row.t1), _thread(row.head), "execute_model", values)
 
 
-_CALLS: dict[Kind, Callable[[Any, Names, _Writer], Call]] = {
+_CALLS: dict[Kind, Callable[[Any, Names, _Writer], Slice]] = {
     Kind.HOOK: _hook,
     Kind.OP: _op,
     Kind.STEP: _step,
@@ -306,7 +306,7 @@ class _Flows:
                         self._entries.setdefault((entry.row.step, direction), []).append(entry.number)
         self._done: set[tuple[int, Flag, str]] = set()
 
-    def beginning(self, entry: Entry) -> list[int]:
+    def beginning(self, entry: NumberedEntry) -> list[int]:
         """The flows that begin in an entry, one for each worker of its engine."""
         tag = entry.row.step >> STEP_SHIFT
         if entry.row.slots == 0:
@@ -315,7 +315,7 @@ class _Flows:
             self._flow(entry.number, at) for at, worker in enumerate(self._workers) if tag in worker.ranks
         ]
 
-    def ending(self, row: rows.HookCall, process: Process) -> tuple[int, ...]:
+    def ending(self, row: rows.HookCall, process: SpoolProcess) -> tuple[int, ...]:
         """The flows that end in a call: where it is the first of its step that works on its entries."""
         hook = hooks.BY_CODE.get(rows.code(row.head))
         if hook is None or hook.direction is None or row.slots <= 0 or rows.role(row.head) != Role.WORKER:
@@ -348,8 +348,8 @@ def _write_life(life: Life, writer: _Writer, flows: _Flows) -> None:
     track = ("request", title, life.number)
     values = _values(id=shown(life.id), client=shown(life.client), verdict=life.verdict, **life.numbers)
     values["finished"] = life.finished
-    calls = [Call(life.began - here, life.ended - here, track, f"request {title}", values)]
-    calls += [Call(t0 - here, t1 - here, track, name, _values(**more)) for t0, t1, name, more in life.spans]
+    calls = [Slice(life.began - here, life.ended - here, track, f"request {title}", values)]
+    calls += [Slice(t0 - here, t1 - here, track, name, _values(**more)) for t0, t1, name, more in life.spans]
     writer.slices(calls)
     lane = writer.tracks.get((*track, 0))
     for t, name, more in life.moments:

@@ -42,7 +42,7 @@ _FIRST_EVENT = 1 << 32
 
 
 @dataclass
-class Written:
+class WrittenTimeline:
     """What a timeline holds. ``ended``: of the flows, those that arrived."""
 
     tracks: int = 0
@@ -57,7 +57,7 @@ class TraceFile:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.written = Written()
+        self.written = WrittenTimeline()
 
     def clocks(self, t: int, wall_ns: int) -> None:
         """Says that time `t` was that wall time."""

@@ -19,7 +19,7 @@ _Write: TypeAlias = Callable[[Opened, Output, Progress], dict[str, int]]
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """What is to be written where. ``force``: replace what is there."""
 
     run: Opened
@@ -29,14 +29,14 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """One format. ``suffix``: of the name that it gets where the user gives none; ``write`` returns what was
     written, in words."""
 
     name: str
     help: str
     suffix: str
-    write: Callable[[Target], str]
+    write: Callable[[Destination], str]
     needs: str = ""
     """A module that no base install has; the extra that brings it has the format's name."""
 
@@ -55,7 +55,7 @@ class Format:
         return Path(f"{name or 'run'}{self.suffix}")
 
 
-def _perfetto(target: Target) -> str:
+def _perfetto(target: Destination) -> str:
     from kvtrace.export.timeline import write_perfetto
 
     found = into_file(
@@ -67,19 +67,19 @@ def _perfetto(target: Target) -> str:
     return f"{target.place} ({size(target.place.stat().st_size)}): {amounts}; open it at ui.perfetto.dev"
 
 
-def _csv(target: Target) -> str:
+def _csv(target: Destination) -> str:
     from kvtrace.export.csv_files import write_csv
 
     return _tables(target, write_csv)
 
 
-def _parquet(target: Target) -> str:
+def _parquet(target: Destination) -> str:
     from kvtrace.export.parquet_files import write_parquet
 
     return _tables(target, write_parquet)
 
 
-def _tables(target: Target, write: _Write) -> str:
+def _tables(target: Destination, write: _Write) -> str:
     counts = into_folder(
         target.place, target.force, lambda output: write(target.run, output, target.progress)
     )
@@ -87,8 +87,8 @@ def _tables(target: Target, write: _Write) -> str:
 
 
 FORMATS = (
-    Format("perfetto", "a timeline for ui.perfetto.dev", ".pftrace", _perfetto),
-    Format("parquet", "tables for DuckDB, Ray, Spark", "-parquet", _parquet, "pyarrow"),
-    Format("csv", "a file a table", "-csv", _csv),
+    ExportFormat("perfetto", "a timeline for ui.perfetto.dev", ".pftrace", _perfetto),
+    ExportFormat("parquet", "tables for DuckDB, Ray, Spark", "-parquet", _parquet, "pyarrow"),
+    ExportFormat("csv", "a file a table", "-csv", _csv),
 )
 BY_NAME = {one.name: one for one in FORMATS}

@@ -23,7 +23,7 @@ _CAN_WORK = frozenset(
 
 
 @dataclass(frozen=True)
-class Cell:
+class CallCounts:
     """Counts of one hook or op; ``work`` is None where it is not known whether a call had any."""
 
     what: Literal["hook", "op"]
@@ -48,23 +48,23 @@ class Cell:
         return min(1.0, self.fired / self.eligible) if self.eligible > 0 else 0.0
 
 
-def cells(report: Report) -> list[Cell]:
+def cells(report: Report) -> list[CallCounts]:
     coverage, mute = report["coverage"], may_hide_work(report)
     found = []
     for row in coverage["hooks"]:
         unknown = mute and not row["with_work"] and row["hook"] in _CAN_WORK
         work = None if unknown else row["with_work"]
         found.append(
-            Cell("hook", row["hook"], row["layer"], row["rank"], row["eligible"], row["fired"], work)
+            CallCounts("hook", row["hook"], row["layer"], row["rank"], row["eligible"], row["fired"], work)
         )
     found += [
-        Cell("op", row["op"], row["layer"], row["rank"], row["eligible"], row["fired"], 0)
+        CallCounts("op", row["op"], row["layer"], row["rank"], row["eligible"], row["fired"], 0)
         for row in coverage["ops"]
     ]
     return found
 
 
-def by_layers(cells: Sequence[Cell]) -> dict[frozenset[str], list[int | None]]:
+def by_layers(cells: Sequence[CallCounts]) -> dict[frozenset[str], list[int | None]]:
     """The layers (indices) that the cells of a rank are of -> the ranks whose cells are of exactly these."""
     sets: dict[frozenset[str], list[int | None]] = {}
     for rank in dict.fromkeys(cell.rank for cell in cells):

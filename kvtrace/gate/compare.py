@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
-from kvtrace.gate.cells import Cell, cells
+from kvtrace.gate.baseline import Baseline, CoverageRow, EngineShape, subject
+from kvtrace.gate.cells import CallCounts, cells
 from kvtrace.gate.contract import shapes
 from kvtrace.gate.covered import matching, shortfalls, too_few
 from kvtrace.gate.explain import Findings
 from kvtrace.gate.lost import less_in
-from kvtrace.gate.model import Baseline, CoverageRow, EngineShape, subject
 from kvtrace.gate.outcome import Check, State
-from kvtrace.gate.read import BaselineFile
+from kvtrace.gate.read_baseline import BaselineFile
 from kvtrace.gate.rules import Rules
 from kvtrace.gate.shares import DECODE, kept, shares, without
 from kvtrace.grouped import grouped
@@ -173,7 +173,7 @@ def _coverage(held: _Held) -> list[Check]:
     return checks
 
 
-def _called(row: CoverageRow, seen: list[Cell], held: _Held) -> list[Check]:
+def _called(row: CoverageRow, seen: list[CallCounts], held: _Held) -> list[Check]:
     """Whether the hook or op of a row was called as often as the baseline promises."""
     (what, name), members = subject(row), matching(row, seen)
     share, layers, slack = row["share"], row.get("layers", ""), held.rules.slack
@@ -183,7 +183,7 @@ def _called(row: CoverageRow, seen: list[Cell], held: _Held) -> list[Check]:
         check = Check("coverage", name, "failed", share, layers=layers, text=text, cause=cause, remedy=remedy)
         return [check] if share > 0 else []
 
-    def falls_short(cell: Cell) -> bool:
+    def falls_short(cell: CallCounts) -> bool:
         return cell.share < 1.0 if share >= 1.0 else cell.share + _EPSILON < share - slack
 
     short = [too_few(one, name, share, cause, remedy) for one in shortfalls(members, falls_short)]
@@ -194,14 +194,14 @@ def _called(row: CoverageRow, seen: list[Cell], held: _Held) -> list[Check]:
     return [Check("coverage", name, "better" if better else "passed", share, least, layers=layers)]
 
 
-def _instead(seen: list[Cell], baseline: Baseline) -> str:
+def _instead(seen: list[CallCounts], baseline: Baseline) -> str:
     """The ops that were called, and that the baseline does not know."""
     known = {row["op"] for row in baseline["coverage"]["ops"]}
     other = sorted({cell.name for cell in seen if cell.what == "op" and cell.fired} - known)
     return f"; seen instead: {', '.join(other)}" if other else ""
 
 
-def _working(row: CoverageRow, seen: list[Cell], findings: Findings) -> list[Check]:
+def _working(row: CoverageRow, seen: list[CallCounts], findings: Findings) -> list[Check]:
     """Whether a hook that had something to store or load had it again."""
     if not row["work"]:
         return []

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvtrace.gate.model import GateError
+from kvtrace.gate.baseline import GateError
 from kvtrace.gate.rules import Rules, from_table, nearest
 from kvtrace.regular import read_regular
 

@@ -11,13 +11,22 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from kvtrace.gate.cells import EVERY_STEP, Cell, by_layers, cells
+from kvtrace.gate.baseline import (
+    SCHEMA,
+    Baseline,
+    BaselineHook,
+    BaselineOp,
+    CoverageRow,
+    EngineShape,
+    GateError,
+    Traffic,
+)
+from kvtrace.gate.cells import EVERY_STEP, CallCounts, by_layers, cells
 from kvtrace.gate.explain import worst
 from kvtrace.gate.layers import ranges
-from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError, HookRow, OpRow, Traffic
 from kvtrace.gate.shares import shares
 from kvtrace.grouped import grouped
-from kvtrace.report.model import Engine, Ledger, Report
+from kvtrace.report.model import EngineRow, LedgerRow, Report
 from kvtrace.terms import outcome_order
 
 
@@ -40,8 +49,8 @@ def make_baseline(report: Report, where: str = "report") -> Baseline:
         },
         "engines": shapes(report),
         "coverage": {
-            "hooks": cast("list[HookRow]", _rows([cell for cell in rows if cell.what == "hook"])),
-            "ops": cast("list[OpRow]", _rows([cell for cell in rows if cell.what == "op"])),
+            "hooks": cast("list[BaselineHook]", _rows([cell for cell in rows if cell.what == "hook"])),
+            "ops": cast("list[BaselineOp]", _rows([cell for cell in rows if cell.what == "op"])),
         },
         "ledger": {"saves": _ledger(report["ledger"]["saves"]), "loads": _ledger(report["ledger"]["loads"])},
         "findings": [{"id": id, "severity": found[id]["severity"]} for id in sorted(found)],
@@ -79,7 +88,7 @@ def shapes(report: Report) -> list[EngineShape]:
     return sorted(found, key=lambda shape: json.dumps(shape, sort_keys=True))
 
 
-def _shape(engine: Engine) -> EngineShape:
+def _shape(engine: EngineRow) -> EngineShape:
     connector = engine["connector"]
     return {
         "connector": connector["name"] if connector else None,
@@ -96,7 +105,7 @@ def rounded(share: float) -> float:
     return math.floor(share * 10_000 + 1e-6) / 10_000
 
 
-def _rows(found: list[Cell]) -> list[CoverageRow]:
+def _rows(found: list[CallCounts]) -> list[CoverageRow]:
     due = [cell for cell in found if cell.eligible]
     rows: list[CoverageRow] = []
     for (name, group), members in grouped(due, lambda cell: (cell.name, cell.group)):
@@ -107,7 +116,7 @@ def _rows(found: list[Cell]) -> list[CoverageRow]:
     return rows
 
 
-def _split(name: str, group: str | None, members: list[Cell]) -> list[CoverageRow]:
+def _split(name: str, group: str | None, members: list[CallCounts]) -> list[CoverageRow]:
     """One row where all layers and ranks saw the same, else one for each kind of layers (and ranks)."""
     every = frozenset(cell.index for cell in members)
     # complete, never called, or between
@@ -132,13 +141,13 @@ def _split(name: str, group: str | None, members: list[Cell]) -> list[CoverageRo
     return rows
 
 
-def _work(cells: Iterable[Cell]) -> bool | None:
+def _work(cells: Iterable[CallCounts]) -> bool | None:
     """True where each had work, else None where that is not known of one, else False."""
     found = {None if cell.work is None else cell.work > 0 for cell in cells}
     return None if None in found else False not in found
 
 
-def _ledger(ledger: Ledger) -> dict[str, float]:
+def _ledger(ledger: LedgerRow) -> dict[str, float]:
     part = {name: round(share, 4) for name, share in shares(ledger).items() if share >= 0.00005}
     return {name: part[name] for name in sorted(part, key=lambda name: (outcome_order(name), name))}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kvtrace.gate.cells import Cell, by_layers
+from kvtrace.gate.baseline import CoverageRow, subject
+from kvtrace.gate.cells import CallCounts, by_layers
 from kvtrace.gate.contract import rounded
 from kvtrace.gate.layers import spelled, within
-from kvtrace.gate.model import CoverageRow, subject
 from kvtrace.gate.outcome import Check
 from kvtrace.grouped import grouped
 
@@ -34,7 +34,7 @@ def too_few(short: Short, name: str, asked: float, cause: str | None, remedy: st
     )  # fmt: skip
 
 
-def matching(row: CoverageRow, cells: Iterable[Cell]) -> list[Cell]:
+def matching(row: CoverageRow, cells: Iterable[CallCounts]) -> list[CallCounts]:
     """The cells that a row of a baseline speaks of."""
     what, name = subject(row)
     only, ranks = row.get("only"), row.get("ranks")
@@ -49,7 +49,7 @@ def matching(row: CoverageRow, cells: Iterable[Cell]) -> list[Cell]:
     ]
 
 
-def shortfalls(cells: list[Cell], falls_short: Callable[[Cell], bool]) -> list[Short]:
+def shortfalls(cells: list[CallCounts], falls_short: Callable[[CallCounts], bool]) -> list[Short]:
     """The cells for which `falls_short` holds, as few groups as their layers and ranks allow."""
     out: list[Short] = []
     for group, members in grouped(cells, lambda cell: cell.group):

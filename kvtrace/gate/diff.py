@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvtrace.gate.cells import Cell, cells
+from kvtrace.gate.cells import CallCounts, cells
 from kvtrace.gate.contract import rounded
 from kvtrace.gate.explain import worst
 from kvtrace.gate.limits import limits_of
 from kvtrace.gate.outcome import Change, Difference, Value
 from kvtrace.gate.shares import DECODE, grade_of, shares, without
-from kvtrace.report.model import Engine, Finding, Ledger, Report
+from kvtrace.report.model import EngineRow, FindingRow, LedgerRow, Report
 from kvtrace.terms import FAULT, KEPT, LOCAL_HIT, NOTE, PENDING, severity_order
 
 _EPSILON = 0.0005
@@ -76,7 +76,7 @@ def _engines(a: Report, b: Report) -> list[Change]:
     return list(dict.fromkeys(changes))
 
 
-def _settings(engine: Engine) -> dict[str, Value]:
+def _settings(engine: EngineRow) -> dict[str, Value]:
     plain: dict[str, Any] = dict(engine)
     connector: dict[str, Any] = dict(engine["connector"] or {})
     found: dict[str, Value] = {key.replace("_", " "): _word(plain[key]) for key in _ENGINE}
@@ -168,7 +168,7 @@ def _targets(a: Report, b: Report) -> list[Change]:
 # ------------------------------------------------------------------------------ coverage
 
 
-def _coverage(a: list[Cell], b: list[Cell]) -> list[Change]:
+def _coverage(a: list[CallCounts], b: list[CallCounts]) -> list[Change]:
     before, after = _worst(a), _worst(b)
     changes = []
     for key in dict.fromkeys([*before, *after]):
@@ -183,7 +183,7 @@ def _coverage(a: list[Cell], b: list[Cell]) -> list[Change]:
     return changes
 
 
-def _worst(found: list[Cell]) -> dict[tuple[str, str, str], float]:
+def _worst(found: list[CallCounts]) -> dict[tuple[str, str, str], float]:
     """(hook or op, name, layer group) -> its least share over layers and ranks."""
     out: dict[tuple[str, str, str], float] = {}
     for cell in found:
@@ -201,7 +201,7 @@ def _leave_out(a: Report, b: Report) -> str:
     return DECODE if both else ""
 
 
-def _ledger(a: Ledger, b: Ledger, leave_out: str = "") -> list[Change]:
+def _ledger(a: LedgerRow, b: LedgerRow, leave_out: str = "") -> list[Change]:
     before, after = without(shares(a), leave_out), without(shares(b), leave_out)
     if not before and not after:
         return []
@@ -230,7 +230,7 @@ def _ledger(a: Ledger, b: Ledger, leave_out: str = "") -> list[Change]:
 # ------------------------------------------------------------------------------ findings
 
 
-def _findings(a: list[Finding], b: list[Finding]) -> list[Change]:
+def _findings(a: list[FindingRow], b: list[FindingRow]) -> list[Change]:
     before, after = worst(a), worst(b)
     changes = []
     for name in dict.fromkeys([*after, *before]):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.gate.outcome import Explanation
-from kvtrace.report.model import Finding, Report
+from kvtrace.gate.outcome import QuotedFinding
+from kvtrace.report.model import FindingRow, Report
 from kvtrace.terms import NOTE, Stage, cause_of, severity_order
 
 _CALL_STAGES = (Stage.WIRING, Stage.BIND, Stage.FORWARD, Stage.HOOK)
 
 
-def worst(findings: Iterable[Finding]) -> dict[str, Finding]:
+def worst(findings: Iterable[FindingRow]) -> dict[str, FindingRow]:
     """The most severe finding of each id."""
-    found: dict[str, Finding] = {}
+    found: dict[str, FindingRow] = {}
     for one in sorted(findings, key=lambda one: severity_order(one["severity"])):
         found.setdefault(one["id"], one)
     return found
@@ -31,7 +31,7 @@ class Findings:
         self.known = known
         self.order = sorted(report["findings"], key=lambda one: not self.is_new(one))  # stable otherwise
 
-    def is_new(self, one: Finding) -> bool:
+    def is_new(self, one: FindingRow) -> bool:
         """Not in the baseline, or more severe than there."""
         old = self.known.get(one["id"])
         return old is None or severity_order(one["severity"]) < severity_order(old)
@@ -68,11 +68,13 @@ def _about_calls(ident: str) -> bool:
     return cause is None or cause.about_calls
 
 
-def explanations(report: Report, causes: Iterable[str | None]) -> dict[str, Explanation]:
+def explanations(report: Report, causes: Iterable[str | None]) -> dict[str, QuotedFinding]:
     """What the report says of those causes, worst first where it has more than one finding of an id."""
     wanted = set(causes)
     return {
-        cause: Explanation(cause, one["severity"], one["title"], one["evidence"], one["remedy"], one["docs"])
+        cause: QuotedFinding(
+            cause, one["severity"], one["title"], one["evidence"], one["remedy"], one["docs"]
+        )
         for cause, one in worst(report["findings"]).items()
         if cause in wanted
     }

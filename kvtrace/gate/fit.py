@@ -5,10 +5,10 @@ A gate that compares with the wrong file, or with nothing, says nothing: it is n
 
 from __future__ import annotations
 
+from kvtrace.gate.baseline import GateError
 from kvtrace.gate.contract import models
-from kvtrace.gate.model import GateError
-from kvtrace.gate.outcome import Outcome
-from kvtrace.gate.read import BaselineFile
+from kvtrace.gate.outcome import GateOutcome
+from kvtrace.gate.read_baseline import BaselineFile
 from kvtrace.report.model import Report
 
 _GIVE = "give the baseline of this run, or make one: kvtrace baseline PATH -o FILE"
@@ -37,7 +37,7 @@ def _names(found: set[str | None] | set[str]) -> str:
     return ", ".join(ascii(name)[1:-1][:60] for name in sorted(filter(None, found))[:3])
 
 
-def judged_something(report: Report, outcome: Outcome) -> None:
+def judged_something(report: Report, outcome: GateOutcome) -> None:
     """Findings that say why no engine ran are something: such a run fails.
 
     Raises:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from kvtrace.gate.cells import Cell, cells
+from kvtrace.gate.baseline import Traffic
+from kvtrace.gate.cells import CallCounts, cells
 from kvtrace.gate.compare import compare
 from kvtrace.gate.contract import traffic
 from kvtrace.gate.covered import shortfalls, too_few
 from kvtrace.gate.explain import Findings, explanations
 from kvtrace.gate.limits import limits_of
 from kvtrace.gate.lost import less_in
-from kvtrace.gate.model import Traffic
-from kvtrace.gate.outcome import Check, Outcome, State
-from kvtrace.gate.read import BaselineFile
+from kvtrace.gate.outcome import Check, GateOutcome, State
+from kvtrace.gate.read_baseline import BaselineFile
 from kvtrace.gate.rules import Rules
 from kvtrace.gate.shares import grade_of, saved_of_offered, shares
 from kvtrace.report.model import Report
@@ -26,7 +26,7 @@ _LAYER_HOOK = hooks.SAVE_LAYER.name
 _COVERAGE = "see the coverage: kvtrace explain PATH"
 
 
-def judge(report: Report, where: str, baseline: BaselineFile | None, rules: Rules) -> Outcome:
+def judge(report: Report, where: str, baseline: BaselineFile | None, rules: Rules) -> GateOutcome:
     """Holds `report` (read from `where`) against a baseline and rules, or the default gate without both."""
     known = {one["id"]: one["severity"] for one in baseline.baseline["findings"]} if baseline else {}
     findings = Findings(report, known)
@@ -43,7 +43,7 @@ def judge(report: Report, where: str, baseline: BaselineFile | None, rules: Rule
         checks += _default(report, findings, rules)
     if rules.allow:
         asked.append("allowed: " + ", ".join(sorted(rules.allow)))
-    return Outcome(
+    return GateOutcome(
         report=where,
         baseline=baseline.path if baseline else None,
         asked=asked,
@@ -126,7 +126,7 @@ def _forbidden(report: Report, cause: str, allowed: Collection[str]) -> list[Che
     return found or [Check("rule", cause, "passed", "forbidden", None, "text", text="not found")]
 
 
-def _minimum(name: str, least: float, matched: list[Cell], findings: Findings) -> list[Check]:
+def _minimum(name: str, least: float, matched: list[CallCounts], findings: Findings) -> list[Check]:
     cause = findings.for_calls()
     if not matched:
         remedy = "did the engine come up, with a connector, and did it get requests?"

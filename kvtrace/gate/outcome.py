@@ -48,7 +48,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class QuotedFinding:
     """A finding as a gate quotes it."""
 
     id: str
@@ -60,7 +60,7 @@ class Explanation:
 
 
 @dataclass
-class Outcome:
+class GateOutcome:
     """The answer of ``kvtrace check``."""
 
     report: str
@@ -68,7 +68,7 @@ class Outcome:
     asked: list[str]
     """What the gate was made of, in words: the baseline, each rule, or the default gate."""
     checks: list[Check]
-    explanations: dict[str, Explanation] = field(default_factory=dict)
+    explanations: dict[str, QuotedFinding] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.gate.model import TOLERANCE, GateError
+from kvtrace.gate.baseline import TOLERANCE, GateError
 from kvtrace.terms import FAULT
 from kvtrace.trace import hooks, ops
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from kvtrace.terms import LOADED, LOCAL_HIT, SAVED
 
 if TYPE_CHECKING:
-    from kvtrace.report.model import Ledger
+    from kvtrace.report.model import LedgerRow
 
 DECODE = "not-saved:decode-not-offered"
 
 
-def shares(ledger: Ledger) -> dict[str, float]:
+def shares(ledger: LedgerRow) -> dict[str, float]:
     """Outcome -> share of the ledger's tokens, as people read them: saved is what was saved in every layer on
     every rank. Empty for an empty ledger."""
     total = ledger["total_tokens"]
@@ -22,7 +22,7 @@ def shares(ledger: Ledger) -> dict[str, float]:
     return {name: tokens / total for name in ledger["accounts"] if (tokens := whole(ledger, name))}
 
 
-def whole(ledger: Ledger, name: str) -> float:
+def whole(ledger: LedgerRow, name: str) -> float:
     """Tokens with one outcome."""
     return ledger["tokens"].get(name, ledger["accounts"].get(name, 0) / (ledger["pairs"] or 1))
 
@@ -42,13 +42,13 @@ def kept(part: Mapping[str, float]) -> float:
     return rest.get(SAVED, 0.0) + rest.get(LOADED, 0.0)
 
 
-def grade_of(ledger: Ledger, outcome: str = SAVED) -> str:
+def grade_of(ledger: LedgerRow, outcome: str = SAVED) -> str:
     """How well it is seen that tokens had an outcome: the least grade of them, "" where no report says."""
     grades = ledger.get("grades", {}).get(outcome, {})
     return ([grade for grade, n in grades.items() if n] or [""])[-1]  # they are listed the best first
 
 
-def saved_of_offered(ledger: Ledger) -> float | None:
+def saved_of_offered(ledger: LedgerRow) -> float | None:
     """Share of the tokens computed here that was saved, without decode tokens that are never offered.
 
     None where no such token was computed; 1.0 where all were loaded or reused and none was left to save.

@@ -30,7 +30,7 @@ ASK = signal.SIGRTMIN if hasattr(signal, "SIGRTMIN") else None
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChildEnd:
     """How the child ended. ``code`` is what the shell would give: 128 + N after signal N."""
 
     code: int
@@ -44,7 +44,7 @@ def run_child(
     started: Callable[[int], None],
     tick: Callable[[], None],
     heard: Callable[[int], None],
-) -> Outcome:
+) -> ChildEnd:
     """Run ``program`` with ``command`` as its argv until it ends.
 
     ``started`` gets its pid at once, ``tick`` is called about twice a second, ``heard`` gets the number of
@@ -111,7 +111,7 @@ def _wait(
     waited: set[signal.Signals],
     tick: Callable[[], None],
     heard: Callable[[int], None],
-) -> Outcome:
+) -> ChildEnd:
     group_wide: set[int] = set()
     while True:
         info = signal.sigtimedwait(waited, _TICK_SECONDS)
@@ -143,12 +143,12 @@ def _in_our_group(pid: int) -> bool:
         return False
 
 
-def _outcome(status: int) -> Outcome:
+def _outcome(status: int) -> ChildEnd:
     if os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
         try:
             name = signal.Signals(signum).name
         except ValueError:
             name = f"SIG{signum}"  # a real-time signal
-        return Outcome(128 + signum, name)
-    return Outcome(os.WEXITSTATUS(status), None)
+        return ChildEnd(128 + signum, name)
+    return ChildEnd(os.WEXITSTATUS(status), None)

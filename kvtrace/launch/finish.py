@@ -11,9 +11,9 @@ from pathlib import Path
 from types import FrameType
 
 from kvtrace.errors import KvtraceError
-from kvtrace.launch.child import Outcome
+from kvtrace.launch.child import ChildEnd
 from kvtrace.launch.errors import reason
-from kvtrace.launch.processes import Process, ProcessTable
+from kvtrace.launch.processes import ProcessTable, RunProcess
 from kvtrace.launch.rundir import REPORT_FILE, RunDir, shown
 from kvtrace.launch.say import say
 from kvtrace.regular import open_regular
@@ -61,7 +61,7 @@ def make_report(rundir: RunDir) -> None:
         say(f"next: kvtrace explain {shlex.quote(shown(path))}")
 
 
-def why_nothing(outcome: Outcome, table: ProcessTable) -> str:
+def why_nothing(outcome: ChildEnd, table: ProcessTable) -> str:
     """One line: why no process of the run loaded the agent, as far as that is known."""
     ended = f"was ended by {outcome.signal}" if outcome.signal else f"ended with exit code {outcome.code}"
     vllm = [process for process in table.processes if process.vllm]
@@ -101,7 +101,7 @@ def _count(processes: int) -> str:
     return "1 process" if processes == 1 else f"{processes} processes"
 
 
-def _pids(processes: list[Process]) -> str:
+def _pids(processes: list[RunProcess]) -> str:
     first = ", ".join(str(process.pid) for process in processes[:_MANY])
     more = len(processes) - _MANY
     return f"pid {first}" + (f" and {more} more" if more > 0 else "")

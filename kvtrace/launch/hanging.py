@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvtrace.launch.processes import Process
+from kvtrace.launch.processes import RunProcess
 from kvtrace.launch.say import say
 from kvtrace.launch.spy import Spy, SpyError
 from kvtrace.ledger.stuck_file import Thread
@@ -29,7 +29,7 @@ class FrontWatch:
     """
 
     def __init__(
-        self, run_dir: Path, after: float, processes: Callable[[], Sequence[Process]],
+        self, run_dir: Path, after: float, processes: Callable[[], Sequence[RunProcess]],
         noted: Callable[[str], object], look: Callable[[int, bool], Spy] = Spy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
@@ -58,7 +58,7 @@ class FrontWatch:
             self._spy.stop()
             self._spy = None
 
-    def _front(self) -> tuple[Process | None, list[Process]]:
+    def _front(self) -> tuple[RunProcess | None, list[RunProcess]]:
         """The server's first process where every engine core that it had is gone, and these. A script may
         have ended its engine itself: of one nothing is said."""
         seen = self._processes()
@@ -75,7 +75,7 @@ class FrontWatch:
         parts = (name.removesuffix(SPOOL_SUFFIX).split("-") for name in names)
         return {int(part[-2]) for part in parts if len(part) > 2 and part[-2].isdecimal()}
 
-    def _see(self, front: Process, cores: list[Process]) -> None:
+    def _see(self, front: RunProcess, cores: list[RunProcess]) -> None:
         try:
             if self._spy is None:
                 self._spy = self._look(front.pid, False)
@@ -108,7 +108,7 @@ def _in_kernel(pid: int, proc: Path = Path("/proc")) -> str:
     return f"the kernel, {doing}" + (f" in {call}" if call not in ("", "0") else "")
 
 
-def named(processes: Sequence[Process]) -> str:
+def named(processes: Sequence[RunProcess]) -> str:
     """``pid 12 (VLLM::EngineCore), pid 13 (...)``, the first of many."""
     shown = ", ".join(f"pid {one.pid} ({one.name})" for one in processes[:_MOST_FRAMES])
     more = len(processes) - _MOST_FRAMES

@@ -26,7 +26,7 @@ _TRIES = 3
 
 
 @dataclass
-class Process:
+class RunProcess:
     """One process of the run. ``obstacle``: why its environment keeps the agent out, if it does."""
 
     pid: int
@@ -70,9 +70,9 @@ class ProcessTable:
         self._foreign = foreign
         self._proc = proc
         self._known: set[int] = set()
-        self._live: dict[int, Process] = {}
+        self._live: dict[int, RunProcess] = {}
         self._undecided: dict[int, int] = {}
-        self.processes: list[Process] = []
+        self.processes: list[RunProcess] = []
         self.overflow = 0
         """Processes past :data:`MAX_PROCESSES`, counted only."""
         # Everything that runs already is not ours, kvtrace included.
@@ -97,7 +97,7 @@ class ProcessTable:
             self._refresh(pid, process)
         return before != [(p.pid, p.started, p.alive, p.argv) for p in self._live.values()]
 
-    def living(self) -> list[Process]:
+    def living(self) -> list[RunProcess]:
         """Those that still ran at the last look."""
         return list(self._live.values())
 
@@ -134,7 +134,7 @@ class ProcessTable:
     def _adopt(self, pid: int, stat: tuple[int, int] | None, argv: Sequence[str] = ()) -> None:
         if stat is None:
             return
-        process = Process(pid, stat[0], stat[1], list(argv))
+        process = RunProcess(pid, stat[0], stat[1], list(argv))
         self._live[pid] = process
         if len(self.processes) < MAX_PROCESSES:
             self.processes.append(process)
@@ -142,7 +142,7 @@ class ProcessTable:
             self.overflow += 1
         self._refresh(pid, process)
 
-    def _refresh(self, pid: int, process: Process) -> None:
+    def _refresh(self, pid: int, process: RunProcess) -> None:
         argv = _split(self._read(pid, "cmdline"))
         if not argv or (process.looked_at and argv == process.argv):  # empty: a zombie, keep its last name
             return

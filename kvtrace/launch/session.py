@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtrace.launch import environment, finish
-from kvtrace.launch.child import ASK, Outcome, run_child
+from kvtrace.launch.child import ASK, ChildEnd, run_child
 from kvtrace.launch.errors import LaunchError, reason
 from kvtrace.launch.hanging import FrontWatch, named
 from kvtrace.launch.interpreter import find_program, runs_in_our_environment
@@ -128,13 +128,13 @@ class _Session:
     def _pids(self) -> set[int]:
         return {process.pid for process in self._table.living()}
 
-    def watch(self) -> Outcome:
+    def watch(self) -> ChildEnd:
         """The child's life."""
         return run_child(
             self._program, self._command, self._environ, self._on_start, self._on_tick, self._on_signal
         )
 
-    def conclude(self, outcome: Outcome) -> int:
+    def conclude(self, outcome: ChildEnd) -> int:
         """Final run.json, then the report or the reason why there is none."""
         self._record.ended_wall_ns = time.time_ns()
         self._record.exit_code, self._record.signal = outcome.code, outcome.signal

@@ -21,10 +21,10 @@ from kvtrace.ledger.stuck_file import (
     ASK_FILE,
     STEP,
     STUCK_FILE,
-    Look,
-    Place,
     StuckFile,
+    StuckProcess,
     Thread,
+    ThreadPlace,
     same_place,
     standing,
 )
@@ -59,7 +59,7 @@ class _Spool:
     asked: bool = False
     failures: int = 0
     """Looks in this silence that saw nothing."""
-    first: tuple[float, Place | None] | None = None
+    first: tuple[float, ThreadPlace | None] | None = None
     """When it was looked at before in this silence, and what was seen."""
 
 
@@ -240,14 +240,14 @@ class StuckWatch:
         if stood or asked:
             silent, apart = round((now - spool.since) * 1e9), round((now - before) * 1e9)
             self._kept[len(self.file.looks)] = now
-            look = Look(
+            look = StuckProcess(
                 spool.pid, name, time.time_ns(), silent, apart, asked, stood,
                 threads=threads, no_native=no_native,
             )  # fmt: skip
             self._write(replace(self.file, looks=(*self.file.looks, look)))
             self._say(look, place)
 
-    def _say(self, look: Look, place: Place | None) -> None:
+    def _say(self, look: StuckProcess, place: ThreadPlace | None) -> None:
         where = "in no hook or step"
         if place is not None:
             where = "in its step" if place.what == STEP else f"in {place.what}"
@@ -268,7 +268,7 @@ class StuckWatch:
                 f"and whether it hangs is unknown: {why}"
             )
 
-    def _replace(self, index: int, look: Look) -> None:
+    def _replace(self, index: int, look: StuckProcess) -> None:
         looks = (*self.file.looks[:index], look, *self.file.looks[index + 1 :])
         self._write(replace(self.file, looks=looks))
 

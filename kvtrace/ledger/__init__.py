@@ -10,8 +10,8 @@ May not: name a cause, or take what was not seen for what was not there.
 
 from __future__ import annotations
 
-from kvtrace.ledger.model import Run, RunError
 from kvtrace.ledger.read import read_run
+from kvtrace.ledger.run import Run, RunError
 from kvtrace.ledger.side_by_side import Progress, unwatched
 
 __all__ = ["Progress", "Run", "RunError", "read_run", "unwatched"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtrace.ledger.model import Connector, Engine
+from kvtrace.ledger.run import Connector, Engine
 from kvtrace.ledger.scan import SpoolScan, of_a_connector
 from kvtrace.ledger.topology import Topology
 from kvtrace.trace import facts, rows
@@ -23,8 +23,8 @@ Path = tuple[int, ...]
 """Where a child stands: its number among those inside the same connector, from the outermost one inwards."""
 
 _OF_CONNECTORS = (
-    facts.HookException, facts.Swallowed, facts.Log, facts.WatchLimits, facts.ConfigKeys,
-    facts.UnreadableMetadata,
+    facts.HookExceptionFact, facts.SwallowedFact, facts.LogFact, facts.WatchLimitsFact, facts.ConfigKeysFact,
+    facts.UnreadableMetadataFact,
 )  # fmt: skip
 """Facts about one connector: ``connector`` is its index, 0 or less where it is not known whose they are."""
 

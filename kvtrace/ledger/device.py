@@ -63,7 +63,7 @@ class Waits:
 
 
 @dataclass(frozen=True)
-class Row:
+class ClockRow:
     """One hook or op: the same calls on both clocks (ns)."""
 
     name: str
@@ -77,7 +77,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class DeviceTimes:
+class DeviceTotals:
     """What was timed on the device. Counts of steps and calls as in :class:`kvtrace.trace.rows.TimedStep`."""
 
     steps: int = 0
@@ -87,7 +87,7 @@ class DeviceTimes:
     own_ns: int = 0
     busy_ns: int = 0
     any_calls: bool = False  # a killed process leaves calls of a step without the step
-    rows: tuple[Row, ...] = ()  # hooks, then ops, in the order of their codes
+    rows: tuple[ClockRow, ...] = ()  # hooks, then ops, in the order of their codes
     waits: Mapping[tuple[int, str], Waits] = field(default_factory=dict)  # (engine tag, hook)
 
 
@@ -141,9 +141,9 @@ class DeviceTally:
         self._device.merge(other._device)
         self._crossed.update(other._crossed)
 
-    def result(self) -> DeviceTimes:
+    def result(self) -> DeviceTotals:
         calls, untimed, lost, own, busy = self._sums
-        return DeviceTimes(
+        return DeviceTotals(
             steps=self._steps,
             calls=calls,
             untimed=untimed,
@@ -155,7 +155,7 @@ class DeviceTally:
             waits={(tag, hooks.name_of(hook)): waits for (tag, hook), waits in self._waits.items()},
         )
 
-    def _rows(self) -> Iterable[Row]:
+    def _rows(self) -> Iterable[ClockRow]:
         of_hook: dict[int, Waits] = {}
         for (_, hook), waits in self._waits.items():
             of_hook[hook] = of_hook.get(hook, Waits()) + waits
@@ -165,7 +165,7 @@ class DeviceTally:
             count, crossed = self._host.count(what), self._crossed[what]
             if name and count + crossed:
                 waits = of_hook.get(what, Waits())
-                yield Row(
+                yield ClockRow(
                     name=name,
                     kind="hook" if is_hook else "op",
                     count=count,
@@ -177,7 +177,7 @@ class DeviceTally:
                 )
 
 
-def merged(tallies: Iterable[DeviceTally]) -> DeviceTimes:
+def merged(tallies: Iterable[DeviceTally]) -> DeviceTotals:
     """The device times of all spools together."""
     whole = DeviceTally()
     for tally in tallies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtrace.ledger.model import Engine, Run, Worker
+from kvtrace.ledger.run import Engine, Run, Worker
 
 MODES = {-1: "unknown", 0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 DEFAULT = "default"

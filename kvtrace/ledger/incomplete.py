@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.ledger.model import Run
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import Run
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace.format import STEP_MASK, Stop
 from kvtrace.trace.reader import SpoolInfo

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtrace.ledger.model import Engine, Place
 from kvtrace.ledger.rest_file import RestFile
+from kvtrace.ledger.run import Engine, Place
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import rows
 from kvtrace.trace.format import Way

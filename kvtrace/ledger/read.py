@@ -1,4 +1,4 @@
-"""A run directory, read into a :class:`~kvtrace.ledger.model.Run`: the one place where the stages of reading
+"""A run directory, read into a :class:`~kvtrace.ledger.run.Run`: the one place where the stages of reading
 are joined. Each of them gives values that nobody changes."""
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from kvtrace.ledger.children import children, outermost
 from kvtrace.ledger.contents.compare import compare
 from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.contents.unwritten import Places
-from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
+from kvtrace.ledger.coverage import CoverageTables, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unfinished
 from kvtrace.ledger.loads.book import ask, balance, follow
-from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.rest_file import RestFile, read_rest_file
+from kvtrace.ledger.run import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
 from kvtrace.ledger.run_file import RunFile, read_run_file
 from kvtrace.ledger.saves.assign import RequestSaves, Saves, assign
 from kvtrace.ledger.saves.completion import settle
-from kvtrace.ledger.saves.measured import Measured, measure
-from kvtrace.ledger.saves.pairs import Evidence
-from kvtrace.ledger.saves.positions import Way
+from kvtrace.ledger.saves.measured import MeasuredCells, measure
+from kvtrace.ledger.saves.pairs import SaveEvidence
+from kvtrace.ledger.saves.positions import PositionsEvidence
 from kvtrace.ledger.saves.unnamed import Unnamed, unnamed
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.side_by_side import Add, Progress, each, silent, unwatched
-from kvtrace.ledger.slots.accounts import Accounts, Traced, accounts
+from kvtrace.ledger.slots.accounts import Accounts, TracedSpool, accounts
 from kvtrace.ledger.slots.resolve import given_blocks, slots_of
 from kvtrace.ledger.slots.tables import Given
 from kvtrace.ledger.slots.touches import touches
@@ -45,7 +45,7 @@ from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.values import without_collector
 from kvtrace.trace import facts
-from kvtrace.trace.facts import Limit, WatchLimits
+from kvtrace.trace.facts import Limit, WatchLimitsFact
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
 from kvtrace.words import count, plural
@@ -120,9 +120,9 @@ def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], asked: _As
 class _Books(NamedTuple):
     run: Run
     requests: Sequence[Request]
-    ways: Mapping[int, Way]
+    ways: Mapping[int, PositionsEvidence]
 
-    def of(self, requests: Sequence[Request]) -> Mapping[int, Way]:
+    def of(self, requests: Sequence[Request]) -> Mapping[int, PositionsEvidence]:
         """The ways, where these are the same requests, row by row."""
         same = [(one.id, one.engine, one.computed) for one in requests] == [
             (one.id, one.engine, one.computed) for one in self.requests
@@ -148,7 +148,7 @@ def _books(
     contents = compare(prints, requests, _places(seen.given), _written(engines, watched))
     slots = {key: one.slots for key, one in watched.items()}
     arrived = follow(accepted, engines, scans, seen.executed, slots, contents)
-    evidence = Evidence(
+    evidence = SaveEvidence(
         executed=seen.executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
         unfinished={save.request: save.unfinished for save in async_saves},
         unknown=Steps(implied.unknown | cut_off(requests)),
@@ -297,7 +297,7 @@ class _Seen(NamedTuple):
     """By Worker.key what was measured and executed, by spool what became of what was read, by the engine's
     tag the blocks that were given out."""
 
-    measured: Mapping[tuple[int, str], Measured]
+    measured: Mapping[tuple[int, str], MeasuredCells]
     executed: Mapping[tuple[int, str], Executed]
     told: Mapping[str, Accounts]
     given: Mapping[int, Sequence[Given]]
@@ -323,7 +323,7 @@ def _watched(
             touched = touches(scan, worker)
             given = seen.given.get(engine.tag, [])
             slots = slots_of(engine, worker, touched, given, here, seen.told[scan.name])
-            followed = not any(one.kind in reported.UNRECORDED for one in scan.facts_of(WatchLimits))
+            followed = not any(one.kind in reported.UNRECORDED for one in scan.facts_of(WatchLimitsFact))
             found[key] = Watched(
                 worker, seen.measured[key], slots, seen.executed.get(key, NEVER_RAN), followed
             )
@@ -331,8 +331,8 @@ def _watched(
 
 
 def _accounts(scan: SpoolScan, rest: RestFile) -> Accounts:
-    sizes = {layer: size for one in scan.facts_of(facts.Worker) for layer, size in one.slot_bytes.items()}
-    return accounts(Traced(scan.name, scan.names, scan.slots, scan.outside, sizes), rest)
+    sizes = {layer: size for one in scan.facts_of(facts.WorkerFact) for layer, size in one.slot_bytes.items()}
+    return accounts(TracedSpool(scan.name, scan.names, scan.slots, scan.outside, sizes), rest)
 
 
 def _unnamed(
@@ -380,14 +380,14 @@ def _store_steps(requests: Sequence[Request]) -> Array:
 
 def _all_counted(
     engines: Sequence[Engine], requests: Sequence[Request], unreadable: Steps, implied: Unnamed,
-    coverage: Coverage,
+    coverage: CoverageTables,
 ) -> list[Engine]:  # fmt: skip
     of_engine = _by_engine(requests)
     return [_counted(one, of_engine[one.tag].values(), unreadable, implied, coverage) for one in engines]
 
 
 def _counted(
-    engine: Engine, here: Collection[Request], unreadable: Steps, implied: Unnamed, coverage: Coverage
+    engine: Engine, here: Collection[Request], unreadable: Steps, implied: Unnamed, coverage: CoverageTables
 ) -> Engine:
     """An engine with what its requests and the workers' hooks say of it."""
     entries = [(request, entry) for request in here for entry in request.entries]
@@ -456,7 +456,7 @@ def _unwatched(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Itera
     """How many steps were watched, of workers in which not all were."""
     computing = np.array(sorted({chunk.step for one in requests for chunk in one.chunks}), dtype=np.int64)
     for one in scans:
-        if any(limit.kind == Limit.STEPS for limit in one.facts_of(WatchLimits)):
+        if any(limit.kind == Limit.STEPS for limit in one.facts_of(WatchLimitsFact)):
             for ran in one.executed.values():
                 steps = np.intersect1d(ran.steps, computing)
                 seen = np.isin(steps, np.union1d(ran.watched, ran.watched_loads)).sum()

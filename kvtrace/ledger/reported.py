@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kvtrace.ledger.model import (
+from kvtrace.ledger.run import (
     ConfigKeys,
     HookException,
     LogLine,
     StartFailure,
     Swallowed,
-    Target,
+    TargetStatus,
     WatchLimits,
     Worker,
 )
@@ -36,11 +36,11 @@ def _of(kind: Callable[..., T], fact: facts.Document, **identity: Any) -> T:
     return kind(**{**vars(fact), **identity})
 
 
-def targets(scans: Sequence[SpoolScan]) -> list[Target]:
+def targets(scans: Sequence[SpoolScan]) -> list[TargetStatus]:
     """Each target over all processes, with the worst status that any of them reports."""
-    latest: dict[str, dict[str, facts.Target]] = {}
+    latest: dict[str, dict[str, facts.TargetFact]] = {}
     for scan in scans:
-        for fact in scan.facts_of(facts.Target):
+        for fact in scan.facts_of(facts.TargetFact):
             if fact.id:
                 latest.setdefault(fact.id, {})[scan.name] = fact
     found = []
@@ -48,7 +48,7 @@ def targets(scans: Sequence[SpoolScan]) -> list[Target]:
         rows = list(latest[ident].values())
         status = next((s for s in _WORST if any(row.status == s for row in rows)), "pending")
         with_it = [row for row in rows if row.status == status] or rows
-        found.append(_of(Target, with_it[0], status=status, processes=len(with_it)))
+        found.append(_of(TargetStatus, with_it[0], status=status, processes=len(with_it)))
     return found
 
 
@@ -62,7 +62,7 @@ def start_failures(scans: Sequence[SpoolScan]) -> list[StartFailure]:
     ones alone, as the others only passed on that something had failed."""
     found = {}
     for scan in scans:
-        for fact in scan.facts_of(facts.StartFailed)[:1]:
+        for fact in scan.facts_of(facts.StartFailedFact)[:1]:
             one = _of(StartFailure, fact, pid=scan.pid)
             found[one.line] = one
     deepest = max((_DEPTH.get(one.stage, _OF_A_WORKER) for one in found.values()), default=0)
@@ -73,7 +73,7 @@ def exceptions(scans: Sequence[SpoolScan]) -> list[HookException]:
     """The exceptions that hooks raised; one row per process, hook, layer, type and place."""
     latest: dict[tuple[object, ...], HookException] = {}
     for scan in scans:
-        for fact in scan.facts_of(facts.HookException):
+        for fact in scan.facts_of(facts.HookExceptionFact):
             row = _of(HookException, fact, pid=scan.pid, layer=fact.layer or "")
             key = (row.pid, row.hook, row.layer, row.type, row.where)
             first = latest.get(key, row)
@@ -85,7 +85,7 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
     """Exceptions that connectors handled themselves: one row per process, hook, type and place."""
     found: dict[tuple[object, ...], Swallowed] = {}
     for scan in scans:
-        for fact in scan.facts_of(facts.Swallowed):
+        for fact in scan.facts_of(facts.SwallowedFact):
             row = _of(Swallowed, fact, pid=scan.pid, spool=scan.name, layer=fact.layer or "")
             key = (row.spool, row.hook, row.type, row.where, row.connector, row.step >> 32)
             first = found.get(key, row)
@@ -213,7 +213,7 @@ def logs(scans: Sequence[SpoolScan]) -> list[LogLine]:
     """What connectors logged inside hooks: one row per process, hook and message."""
     latest: dict[tuple[object, ...], LogLine] = {}
     for scan in scans:
-        for fact in scan.facts_of(facts.Log):
+        for fact in scan.facts_of(facts.LogFact):
             row = _of(LogLine, fact, pid=scan.pid, spool=scan.name, layer=fact.layer or "",
                       count=max(1, fact.count))  # fmt: skip
             key = (row.spool, row.hook, row.logger, row.level, row.message)
@@ -227,18 +227,18 @@ def config_keys(scans: Sequence[SpoolScan]) -> list[ConfigKeys]:
     latest = {
         (scan.name, fact.connector): _of(ConfigKeys, fact, pid=scan.pid, spool=scan.name)
         for scan in scans
-        for fact in scan.facts_of(facts.ConfigKeys)
+        for fact in scan.facts_of(facts.ConfigKeysFact)
     }
     return [latest[key] for key in sorted(latest)]
 
 
-def unreadable_metadata(scans: Sequence[SpoolScan]) -> list[facts.UnreadableMetadata]:
+def unreadable_metadata(scans: Sequence[SpoolScan]) -> list[facts.UnreadableMetadataFact]:
     """What was not understood in the connectors' metadata, the most frequent first; its steps are at least so
     many, as they are written down whenever they have doubled."""
     latest = {
         (scan.name, fact.connector, fact.cls, fact.field, fact.shape): fact
         for scan in scans
-        for fact in scan.facts_of(facts.UnreadableMetadata)
+        for fact in scan.facts_of(facts.UnreadableMetadataFact)
     }
     return [latest[key] for key in sorted(latest, key=lambda key: (-latest[key].steps, key))]
 
@@ -248,7 +248,7 @@ def watch_limits(scans: Sequence[SpoolScan]) -> list[WatchLimits]:
     return [
         _of(WatchLimits, fact, pid=scan.pid, spool=scan.name)
         for scan in scans
-        for fact in scan.facts_of(facts.WatchLimits)
+        for fact in scan.facts_of(facts.WatchLimitsFact)
     ]
 
 
@@ -276,17 +276,22 @@ def hides_writes(scans: Sequence[SpoolScan], kinds: Collection[str] = UNFOLLOWED
 
 def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:
     """(process, where, error) of each failure of the agent itself."""
-    return [(scan.pid, fact.where, fact.error) for scan in scans for fact in scan.facts_of(facts.AgentError)]
+    return [
+        (scan.pid, fact.where, fact.error) for scan in scans for fact in scan.facts_of(facts.AgentErrorFact)
+    ]
 
 
 def asking(scans: Sequence[SpoolScan]) -> frozenset[str]:
     """Engine's ids of the requests that ask for a transfer between a prefill and a decode engine."""
-    said = (fact for scan in scans for fact in scan.facts_of(facts.HandOver))
+    said = (fact for scan in scans for fact in scan.facts_of(facts.HandOverFact))
     return frozenset(fact.request for fact in said if fact.asks and not fact.returned)
 
 
 def clients(scans: Sequence[SpoolScan]) -> dict[str, str]:
     """Engine's request id -> client's."""
     return {
-        fact.engine: fact.client for scan in scans for fact in scan.facts_of(facts.ClientId) if fact.engine
+        fact.engine: fact.client
+        for scan in scans
+        for fact in scan.facts_of(facts.ClientIdFact)
+        if fact.engine
     }

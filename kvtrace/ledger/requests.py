@@ -23,7 +23,7 @@ _SAME_STEP = 8
 """Entries of a request in one step that are compared for being the same one."""
 
 
-class Lookup(NamedTuple):
+class Admission(NamedTuple):
     """What the scheduler asked of the connector as it let a request in, and what it took."""
 
     t: int  # begin of the call
@@ -35,7 +35,7 @@ class Lookup(NamedTuple):
     allocated_t: int = 0  # begin of the first allocation of the same step that took tokens, 0 for none
 
 
-class Chunk(NamedTuple):
+class ComputedChunk(NamedTuple):
     """Positions [start, end) that a step computed."""
 
     t: int
@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
     end: int
 
 
-class Growth(NamedTuple):
+class PromptGrowth(NamedTuple):
     """The next part of a streaming session, from a step on."""
 
     step: int
@@ -73,7 +73,7 @@ class LoadEntry(NamedTuple):
     start: int
 
 
-class Finish(NamedTuple):
+class RequestEnd(NamedTuple):
     """How a request left the scheduler."""
 
     t: int
@@ -110,13 +110,13 @@ class Request:
     salt: int = 0  # keyed digest of its cache salt: equal tokens have other digests under another one
     prefix: int = 0
     block: int = 0
-    lookups: tuple[Lookup, ...] = ()
-    chunks: tuple[Chunk, ...] = ()
+    lookups: tuple[Admission, ...] = ()
+    chunks: tuple[ComputedChunk, ...] = ()
     entries: tuple[StoreEntry, ...] = ()
     load_entries: tuple[LoadEntry, ...] = ()
     reused: tuple[Interval, ...] = ()  # from the GPU's own prefix cache
     external: tuple[Interval, ...] = ()  # from the connector
-    finish: Finish | None = None
+    finish: RequestEnd | None = None
     preemptions: int = 0
     preempt_step: int = 0  # of the last one
     preempted: tuple[tuple[int, int], ...] = ()  # step of each, and the positions that had KV by then
@@ -124,7 +124,7 @@ class Request:
     last_step: int = 0
     transfers: tuple[Transfer, ...] = ()
     prefixes: Mapping[int, int] = field(default_factory=dict)  # keyed digest of a beginning -> its tokens
-    grown: tuple[Growth, ...] = ()  # of a streaming session, its later parts
+    grown: tuple[PromptGrowth, ...] = ()  # of a streaming session, its later parts
     unread: bool = False  # what the metadata of the step that completed its prompt names of it is not known
 
     @property
@@ -149,7 +149,7 @@ class Request:
         )
 
     @property
-    def looked_up(self) -> Lookup | None:
+    def looked_up(self) -> Admission | None:
         """The lookup that counted: the last one with an answer before the request first ran."""
         answered = [lookup for lookup in self.lookups if lookup.answer is not None]
         first = [lookup for lookup in answered if lookup.accepted is not None]
@@ -171,7 +171,7 @@ def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
     Args:
         tags: those of the engines that are known.
     """
-    readers = [_Reader(scan) for scan in sorted(scans, key=lambda s: s.name)]
+    readers = [_SpoolReader(scan) for scan in sorted(scans, key=lambda s: s.name)]
     for reader in readers:
         reader.read()
     drafts = [draft for reader in readers for draft in reader.drafts if draft.known]
@@ -194,7 +194,7 @@ def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
 
 def _unread_connectors(scan: SpoolScan) -> Iterable[Array]:
     """Steps whose metadata was not understood; a connector of connectors is read through its parts."""
-    parents = {fact.parent for fact in scan.facts_of(facts.Connector)}
+    parents = {fact.parent for fact in scan.facts_of(facts.ConnectorFact)}
     return (steps for index, steps in scan.unreadable.items() if index not in parents)
 
 
@@ -213,13 +213,13 @@ class _Draft:
     salt: int = 0
     prefix: int = 0
     block: int = 0
-    lookups: list[Lookup] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
+    lookups: list[Admission] = field(default_factory=list)
+    chunks: list[ComputedChunk] = field(default_factory=list)
     stores: list[StoreEntry] = field(default_factory=list)  # positions and sizes as the metadata gave them
     loads: list[LoadEntry] = field(default_factory=list)
     reused: list[Interval] = field(default_factory=list)
     external: list[Interval] = field(default_factory=list)
-    finish: Finish | None = None
+    finish: RequestEnd | None = None
     preemptions: int = 0
     preempt_step: int = 0
     preempted: list[tuple[int, int]] = field(default_factory=list)
@@ -227,7 +227,7 @@ class _Draft:
     first_step: int = 0
     last_step: int = 0
     prefixes: dict[int, int] = field(default_factory=dict)
-    grown: list[Growth] = field(default_factory=list)
+    grown: list[PromptGrowth] = field(default_factory=list)
     unread: bool = False  # metadata named KV of it, and not what for
     admission: int = 0  # index of the first lookup of this admission
 
@@ -248,7 +248,7 @@ class _Draft:
 
     def grow(self, row: rows.Growth) -> None:
         if row.prompt > self.prompt >= 0:
-            self.grown.append(Growth(row.step, max(0, row.start), self.prompt, row.prompt))
+            self.grown.append(PromptGrowth(row.step, max(0, row.start), self.prompt, row.prompt))
             self.prompt = row.prompt
 
     def begins_with(self, row: rows.Prefixes) -> None:
@@ -260,7 +260,7 @@ class _Draft:
     def look_up(self, row: rows.Lookup) -> None:
         answer = None if row.external == NONE_ANSWER else row.external
         asynchronous = bool(rows.flags(row.head) & Flag.ASYNC)
-        new = Lookup(row.t0, row.step, max(0, row.local), answer, asynchronous)
+        new = Admission(row.t0, row.step, max(0, row.local), answer, asynchronous)
         if len(self.lookups) > self.admission and self.lookups[-1].accepted is None:
             self.lookups[-1] = new  # asked again while it waits: one admission, one lookup
         else:
@@ -282,7 +282,7 @@ class _Draft:
         start = max(0, row.start)
         if not self.chunks or rows.flags(row.head) & (Flag.FIRST | Flag.RESUMED):
             self._admit(start)
-        self.chunks.append(Chunk(row.t, row.step, start, start + max(0, row.tokens)))
+        self.chunks.append(ComputedChunk(row.t, row.step, start, start + max(0, row.tokens)))
         if self.prompt < 0:
             self.prompt = row.prompt
         self.block = self.block or max(0, row.block)
@@ -393,7 +393,7 @@ def _placed(draft: _Draft, prompt: int, computed: int) -> Iterable[StoreEntry]:
 # ---------------------------------------------------------------------------- one spool
 
 
-class _Reader:
+class _SpoolReader:
     """One spool's records about requests. ``unreadable``: steps with an entry that cannot be used."""
 
     def __init__(self, scan: SpoolScan) -> None:
@@ -494,7 +494,7 @@ class _Reader:
     def _finish(self, row: rows.Finish) -> None:
         draft = self._draft(row.request, row.step, row.t)
         status = self._scan.names.get(row.status_name, "").rsplit(".", 1)[-1]
-        draft.finish = Finish(row.t, row.step, max(0, row.computed), max(0, row.output), status)
+        draft.finish = RequestEnd(row.t, row.step, max(0, row.computed), max(0, row.output), status)
         draft.preemptions = max(draft.preemptions, row.preemptions)
 
 

@@ -44,7 +44,7 @@ class Thread(Document):
 
 
 @dataclass(frozen=True)
-class Look(Document):
+class StuckProcess(Document):
     """One process that was looked at twice, ``apart_ns`` from each other; ``threads`` as at the second look.
 
     ``silent_ns``: how long it had written nothing then. ``asked``: by a signal. ``stood``: whether one thread
@@ -69,12 +69,12 @@ class StuckFile(Document):
     """``unseen``: why a process that had written nothing could not be looked at, "" where none could not."""
 
     schema: str = SCHEMA
-    looks: tuple[Look, ...] = field(default=())
+    looks: tuple[StuckProcess, ...] = field(default=())
     unseen: str = ""
 
 
 @dataclass(frozen=True)
-class Place:
+class ThreadPlace:
     """Where a thread stands. ``what``: the name of a hook, or STEP. ``way``: its Python calls from there, the
     innermost last. ``native``: those in native code that the innermost one is in, the innermost last."""
 
@@ -98,7 +98,7 @@ def read_stuck_file(run_dir: Path) -> tuple[StuckFile, list[str]]:
     return StuckFile.from_json(value), []
 
 
-def standing(threads: tuple[Thread, ...]) -> Place | None:
+def standing(threads: tuple[Thread, ...]) -> ThreadPlace | None:
     """The thread that stands in a hook of the connector; else the one that is in a worker's step; None
     where no thread is, as in an idle process."""
     places = [place for thread in threads if (place := _place(thread)) is not None]
@@ -106,7 +106,7 @@ def standing(threads: tuple[Thread, ...]) -> Place | None:
     return next(iter(in_hooks or places), None)
 
 
-def same_place(first: Place | None, second: Place | None) -> bool:
+def same_place(first: ThreadPlace | None, second: ThreadPlace | None) -> bool:
     """Whether it is one thread that did not move: in a hook it may have moved within that, as one that asks
     again and again whether a transfer has ended; elsewhere it must wait in the very same line."""
     if first is None or second is None or first.thread.name != second.thread.name:
@@ -125,17 +125,17 @@ _COMPILERS = re.compile(r"/(?:torch/_inductor|torch/_dynamo|triton)/")
 """A step that compiles is slow for a reason of its own."""
 
 
-def _place(thread: Thread) -> Place | None:
+def _place(thread: Thread) -> ThreadPlace | None:
     """By kvtrace's own frames: the wrapper of the outermost connector's hook, and that of a worker's step."""
     frames, step = tuple(frame for frame in thread.frames if not frame.native), None
     for at in range(len(frames) - 1, -1, -1):
         if hook := _hook(frames, at):
-            return Place(thread, hook, _way(frames, at), innermost_native(thread))
+            return ThreadPlace(thread, hook, _way(frames, at), innermost_native(thread))
         if _WORKER.search(frames[at].file) and _last(frames[at]) in _STEP_FRAMES:
             step = at
     if step is None or any(_COMPILERS.search(frame.file) for frame in frames[:step]):
         return None
-    return Place(thread, STEP, _way(frames, step), innermost_native(thread))
+    return ThreadPlace(thread, STEP, _way(frames, step), innermost_native(thread))
 
 
 _INTERPRETER = re.compile(r"/(?:libpython|python)[\d.]*[^/]*\Z")

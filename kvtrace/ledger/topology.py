@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvtrace.ledger.model import Connector, Engine, Process, Worker
+from kvtrace.ledger.run import Connector, Engine, Process, Worker
 from kvtrace.ledger.run_file import ListedProcess, RunFile
 from kvtrace.ledger.scan import Scheduled, SpoolScan
 from kvtrace.ledger.steps import NEVER_RAN
@@ -16,10 +16,10 @@ from kvtrace.trace.format import Stop
 
 def _connectors(scans: Sequence[SpoolScan]) -> list[Connector]:
     """Every connector object, those that could not be made last."""
-    found: dict[tuple[str, int], tuple[SpoolScan, facts.Connector]] = {}
-    failed: list[tuple[SpoolScan, facts.Connector]] = []
+    found: dict[tuple[str, int], tuple[SpoolScan, facts.ConnectorFact]] = {}
+    failed: list[tuple[SpoolScan, facts.ConnectorFact]] = []
     for scan in scans:
-        for fact in scan.facts_of(facts.Connector):
+        for fact in scan.facts_of(facts.ConnectorFact):
             if fact.ordinal is None:
                 failed.append((scan, fact))
                 continue
@@ -28,7 +28,7 @@ def _connectors(scans: Sequence[SpoolScan]) -> list[Connector]:
     return [_connector(scan, fact) for scan, fact in (*found.values(), *failed)]
 
 
-def _connector(scan: SpoolScan, fact: facts.Connector) -> Connector:
+def _connector(scan: SpoolScan, fact: facts.ConnectorFact) -> Connector:
     values: dict[str, Any] = {
         **vars(fact),
         "ordinal": -1 if fact.ordinal is None else fact.ordinal,
@@ -81,17 +81,17 @@ def topology(scans: Sequence[SpoolScan], run: RunFile) -> Topology:
 
 def _engines(scans: Sequence[SpoolScan], known: Sequence[Connector]) -> list[Engine]:
     """One per tag that a scheduler announced or that any step carries."""
-    facts_of: dict[int, tuple[SpoolScan, facts.Engine]] = {}
+    facts_of: dict[int, tuple[SpoolScan, facts.EngineFact]] = {}
     for scan in scans:
-        for fact in scan.facts_of(facts.Engine):
+        for fact in scan.facts_of(facts.EngineFact):
             if fact.tag:
                 before = facts_of.get(fact.tag)
                 facts_of[fact.tag] = (scan, before[1].updated(fact) if before else fact)
         for tag in scan.scheduled:
-            facts_of.setdefault(tag, (scan, facts.Engine()))
+            facts_of.setdefault(tag, (scan, facts.EngineFact()))
     for scan in scans:
         for tag in scan.executed:
-            facts_of.setdefault(tag, (scan, facts.Engine()))
+            facts_of.setdefault(tag, (scan, facts.EngineFact()))
     found = []
     for tag, (scan, fact) in facts_of.items():
         scheduled = scan.scheduled.get(tag, Scheduled())
@@ -117,7 +117,7 @@ def _engine_args(scans: Sequence[SpoolScan], scheduler: SpoolScan) -> dict[str, 
     given: dict[str, Any] = {}
     parent = scheduler.header.ppid
     for scan in sorted(scans, key=lambda s: (s is scheduler, s.pid == parent, s.name)):
-        for fact in scan.facts_of(facts.EngineArgs):
+        for fact in scan.facts_of(facts.EngineArgsFact):
             given.update(fact.given)
     return given
 
@@ -128,9 +128,9 @@ def _workers(
     """Workers, joined to the engines whose steps they executed."""
     found: list[Worker] = []
     for scan in scans:
-        latest: dict[int, facts.Worker] = {}
+        latest: dict[int, facts.WorkerFact] = {}
         seen: dict[int, int] = {}
-        for t, fact in scan.timed_facts(facts.Worker):
+        for t, fact in scan.timed_facts(facts.WorkerFact):
             latest[fact.ordinal] = latest[fact.ordinal].updated(fact) if fact.ordinal in latest else fact
             seen.setdefault(fact.ordinal, t)
         free = sorted(latest, key=lambda ordinal: seen[ordinal])
@@ -141,7 +141,7 @@ def _workers(
             chosen = before[-1] if before else (free[0] if free else None)
             if chosen is not None:
                 free.remove(chosen)
-            fact = latest[chosen] if chosen is not None else facts.Worker()
+            fact = latest[chosen] if chosen is not None else facts.WorkerFact()
             found.append(_worker(scan, fact, engines[tag], known))
         for ordinal in free if not scan.executed else ():
             owner = _owner(scan, latest[ordinal], engines.values())
@@ -150,7 +150,7 @@ def _workers(
     return found
 
 
-def _owner(scan: SpoolScan, worker: facts.Worker, engines: Collection[Engine]) -> Engine | None:
+def _owner(scan: SpoolScan, worker: facts.WorkerFact, engines: Collection[Engine]) -> Engine | None:
     """The engine of a worker that never ran a step: same process, else parent, else the only one."""
     for pid in (scan.pid, scan.header.ppid):
         fitting = [engine for engine in engines if engine.pid == pid]
@@ -160,10 +160,10 @@ def _owner(scan: SpoolScan, worker: facts.Worker, engines: Collection[Engine]) -
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _worker(scan: SpoolScan, fact: facts.Worker, engine: Engine, known: Sequence[Connector]) -> Worker:
+def _worker(scan: SpoolScan, fact: facts.WorkerFact, engine: Engine, known: Sequence[Connector]) -> Worker:
     ran = scan.executed.get(engine.tag, NEVER_RAN)
-    graphs = [one for one in scan.facts_of(facts.Graphs) if one.tag == engine.tag]
-    timing = scan.facts_of(facts.DeviceTiming)
+    graphs = [one for one in scan.facts_of(facts.GraphsFact) if one.tag == engine.tag]
+    timing = scan.facts_of(facts.DeviceTimingFact)
     prefix = f"engine {engine.facts.dp_rank} " if (engine.facts.dp or 0) > 1 else ""
     return Worker(
         engine=engine.tag,
@@ -172,7 +172,7 @@ def _worker(scan: SpoolScan, fact: facts.Worker, engine: Engine, known: Sequence
         process=f"{prefix}worker {fact.rank}",
         connector=_find(known, scan, fact.connector, "worker"),
         facts=fact,
-        graphs=graphs[-1] if graphs else facts.Graphs(),
+        graphs=graphs[-1] if graphs else facts.GraphsFact(),
         steps=len(ran.steps),
         no_forward_steps=len(ran.idle),
         modes=ran.modes,
@@ -182,7 +182,7 @@ def _worker(scan: SpoolScan, fact: facts.Worker, engine: Engine, known: Sequence
         exec_ns=ran.nanoseconds,
         last_step=ran.last,
         stop_reason=scan.info.stop if scan.info.end not in ("cut", "damaged") else Stop.WRITE_FAILED,
-        ops_late=any(one.status == "late" for one in scan.facts_of(facts.Target)),
+        ops_late=any(one.status == "late" for one in scan.facts_of(facts.TargetFact)),
     )
 
 

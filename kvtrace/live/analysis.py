@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrace.errors import KvtraceError
-from kvtrace.live.model import Analysis
+from kvtrace.live.look import Analysis
 
 if TYPE_CHECKING:
     from kvtrace.report.model import Report

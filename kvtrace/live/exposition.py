@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrace.errors import KvtraceError
 from kvtrace.live.counts import EDGES_S
-from kvtrace.live.model import Snapshot
+from kvtrace.live.look import Snapshot
 from kvtrace.words import clean
 
 if TYPE_CHECKING:

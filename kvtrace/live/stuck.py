@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from kvtrace.ledger.stuck_file import Place, StuckFile, standing
-from kvtrace.live.model import OpenHook, ProcessLook
+from kvtrace.ledger.stuck_file import StuckFile, ThreadPlace, standing
+from kvtrace.live.look import OpenHook, ProcessLook
 
 _OF_LOOK_S = 1.0
 """What was written within so long of a look may have been written before it."""
@@ -28,7 +28,7 @@ def of_looks(file: StuckFile, processes: Iterable[ProcessLook], wall_ns: int) ->
     return tuple(sorted(found.values(), key=lambda one: -one.most_s))
 
 
-def _call(place: Place) -> str:
+def _call(place: ThreadPlace) -> str:
     if not place.way:
         return ""
     inner = place.way[-1]

@@ -12,10 +12,10 @@ from kvtrace.ledger.run_file import RunFile, read_run_file
 from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.live.analysis import Analyses
 from kvtrace.live.counts import WINDOW_NS, Counts, EngineSteps, HookTimes
-from kvtrace.live.model import ProcessLook, Snapshot, State
+from kvtrace.live.look import ProcessLook, Snapshot, State
 from kvtrace.live.stuck import of_looks
 from kvtrace.live.tail import Tail
-from kvtrace.report.read import REPORT_NAME
+from kvtrace.report.load import REPORT_NAME
 from kvtrace.report.running import any_alive
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Header
@@ -41,7 +41,7 @@ class _Process:
         return header.perf_ns + wall_ns - header.wall_ns if header.wall_ns else None
 
 
-class Watch:
+class LiveRun:
     """Follows one run. Reads files only.
 
     Args:

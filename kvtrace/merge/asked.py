@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtrace.ledger.model import RunError
+from kvtrace.ledger.run import RunError
 from kvtrace.trace import facts, rows
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import Spool, SpoolError, of_type, without_copies
@@ -25,7 +25,7 @@ Array = NDArray[np.int64]
 
 
 @dataclass
-class Asked:
+class EngineRequest:
     """One request of one engine. ``t``: its arrival, ``returned_t``: when the connector returned ids (0:
     never), on the clock of the spool. ``engine``: index among all engines, set by who joins."""
 
@@ -49,8 +49,8 @@ class RunIds:
     """``headers``: spool's name -> its header. ``notes``: what could not be read."""
 
     headers: dict[str, facts.Header] = field(default_factory=dict)
-    requests: list[Asked] = field(default_factory=list)
-    engines: dict[int, tuple[str, facts.Engine]] = field(default_factory=dict)  # tag -> spool, its facts
+    requests: list[EngineRequest] = field(default_factory=list)
+    engines: dict[int, tuple[str, facts.EngineFact]] = field(default_factory=dict)  # tag -> spool, its facts
     scheduled: dict[tuple[int, str], Array] = field(default_factory=dict)
     """(tag, spool) -> step and the time at which it had been scheduled, shape (n, 2), by step."""
     ran: dict[tuple[int, str], Array] = field(default_factory=dict)
@@ -114,19 +114,19 @@ class _Reader:
         self.ran = _by_tag(np.concatenate(steps[rows.Execution]))
         self.header = facts.Header.from_json(spool.header)
         documents = spool.documents()
-        self.engines: dict[int, tuple[str, facts.Engine]] = {}
-        for _, fact in of_type(facts.Engine, documents):
+        self.engines: dict[int, tuple[str, facts.EngineFact]] = {}
+        for _, fact in of_type(facts.EngineFact, documents):
             if fact.tag:
                 before = self.engines.get(fact.tag)
                 self.engines[fact.tag] = (path.name, before[1].updated(fact) if before else fact)
-        self.clients = {one.engine: one.client for _, one in of_type(facts.ClientId, documents)}
-        self.requests: list[Asked] = []
-        self._open: dict[str, Asked] = {}
+        self.clients = {one.engine: one.client for _, one in of_type(facts.ClientIdFact, documents)}
+        self.requests: list[EngineRequest] = []
+        self._open: dict[str, EngineRequest] = {}
         self._uses: dict[str, int] = {}
         self._ended: set[str] = set()
         self._run, self._name = run, path.name
         self._read(np.concatenate(kept), spool.names)
-        self._hand_over(of_type(facts.HandOver, documents))
+        self._hand_over(of_type(facts.HandOverFact, documents))
 
     def _read(self, table: np.ndarray[tuple[int, ...], np.dtype[np.int64]], names: Mapping[int, str]) -> None:
         for words in table.tolist():
@@ -155,12 +155,12 @@ class _Reader:
         number = self._uses.get(ident, 0)
         self._uses[ident] = number + 1
         self._ended.discard(ident)
-        self._open[ident] = Asked(self._run, self._name, 0, ident, number, t, max(0, prompt))
+        self._open[ident] = EngineRequest(self._run, self._name, 0, ident, number, t, max(0, prompt))
         self.requests.append(self._open[ident])
 
-    def _hand_over(self, documents: Sequence[tuple[int, facts.HandOver]]) -> None:
+    def _hand_over(self, documents: Sequence[tuple[int, facts.HandOverFact]]) -> None:
         """Each to the latest request of its id that had arrived by then."""
-        by_id: dict[str, list[Asked]] = {}
+        by_id: dict[str, list[EngineRequest]] = {}
         for one in self.requests:
             by_id.setdefault(one.id, []).append(one)
         for t, fact in documents:

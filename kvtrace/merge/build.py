@@ -15,15 +15,15 @@ from pathlib import Path
 from kvtrace import __version__, causes, ledger
 from kvtrace.causes.tables import rows as rows_of
 from kvtrace.errors import KvtraceError
-from kvtrace.ledger.model import Run
-from kvtrace.merge.asked import Asked, RunIds, read_ids
+from kvtrace.ledger.run import Run
+from kvtrace.merge.asked import EngineRequest, RunIds, read_ids
 from kvtrace.merge.clocks import Clocks, clocks
 from kvtrace.merge.compare import added, numbers
-from kvtrace.merge.hosts import Group, groups, put_together
-from kvtrace.merge.join import Result, join
-from kvtrace.merge.model import SCHEMA, Alone, EngineOf, Joined, Merged, RunOf, Sums
-from kvtrace.merge.model import End as EndOf
-from kvtrace.merge.sides import Side, sides
+from kvtrace.merge.hosts import EngineRuns, groups, put_together
+from kvtrace.merge.join import JoinResult, join
+from kvtrace.merge.merged import SCHEMA, Alone, EngineOf, Joined, Merged, RunOf, Sums
+from kvtrace.merge.merged import End as EndOf
+from kvtrace.merge.sides import EngineSide, sides
 from kvtrace.report.running import still_running
 from kvtrace.story.locate import traced_directory
 from kvtrace.terms import Grade
@@ -31,14 +31,14 @@ from kvtrace.words import duration, listed, plural
 
 
 @dataclass
-class Answer:
+class MergedRuns:
     """A merge: its head, and its requests in order of arrival."""
 
     merged: Merged
     requests: list[Joined | Alone] = field(default_factory=list)
 
 
-def merge(paths: Sequence[str], error_ns: int, place: Path) -> Answer:
+def merge(paths: Sequence[str], error_ns: int, place: Path) -> MergedRuns:
     """The runs at `paths`, joined; paths in the answer are as given.
 
     Args:
@@ -77,7 +77,7 @@ def merge(paths: Sequence[str], error_ns: int, place: Path) -> Answer:
 
 
 def _grouped(
-    grouped: Sequence[Group], folders: Sequence[Path], found: Sequence[RunIds], place: Path
+    grouped: Sequence[EngineRuns], folders: Sequence[Path], found: Sequence[RunIds], place: Path
 ) -> tuple[list[Path], list[str]]:
     """The runs, those that hold parts of one engine as one, in its first one's place; and notes on these."""
     instead: dict[int, Path | None] = {}
@@ -143,8 +143,8 @@ def _engines(found: Sequence[RunIds], placed: Clocks) -> list[EngineOf]:
 
 def _told(
     folders: Sequence[Path], found: Sequence[RunIds], engines: Sequence[EngineOf], placed: Clocks,
-    requests: Sequence[Asked], result: Result,
-) -> Answer:  # fmt: skip
+    requests: Sequence[EngineRequest], result: JoinResult,
+) -> MergedRuns:  # fmt: skip
     ends = {end for one in result.found for end in (one.there, one.here)}
     runs, numbered, of_request = [], list(engines), {}
     for number, (folder, ids) in enumerate(zip(folders, found, strict=True)):
@@ -172,7 +172,7 @@ def _told(
         sums=sums,
         notes=tuple(_notes(placed, result, numbered, runs)),
     )
-    return Answer(merged, rows)
+    return MergedRuns(merged, rows)
 
 
 def _arrival(row: Joined | Alone) -> int:
@@ -215,7 +215,7 @@ def _with_numbers(one: EngineOf, book: Run) -> EngineOf:
     )
 
 
-def _sides(book: Run, mine: dict[int, Asked]) -> dict[int, Side]:
+def _sides(book: Run, mine: dict[int, EngineRequest]) -> dict[int, EngineSide]:
     """Index of a request of this run -> where its tokens ended up."""
     of_row, rows = sides(book), {}
     uses: Counter[tuple[int, str]] = Counter()
@@ -227,11 +227,11 @@ def _sides(book: Run, mine: dict[int, Asked]) -> dict[int, Side]:
 
 
 def _rows(
-    requests: Sequence[Asked], result: Result, placed: Clocks, engines: Sequence[EngineOf],
-    of_request: dict[int, Side],
+    requests: Sequence[EngineRequest], result: JoinResult, placed: Clocks, engines: Sequence[EngineOf],
+    of_request: dict[int, EngineSide],
 ) -> Iterator[Joined | Alone]:  # fmt: skip
     ends = [_end(one, placed, engines) for one in requests]
-    nothing = Side(0, ())
+    nothing = EngineSide(0, ())
     for one in result.found:
         there, here = ends[one.there], ends[one.here]
         counts = numbers(of_request.get(one.there, nothing), of_request.get(one.here, nothing))
@@ -245,7 +245,7 @@ def _rows(
         yield Alone(ends[at], why)
 
 
-def _end(one: Asked, placed: Clocks, engines: Sequence[EngineOf]) -> EndOf:
+def _end(one: EngineRequest, placed: Clocks, engines: Sequence[EngineOf]) -> EndOf:
     clock = engines[one.engine].clock if one.engine >= 0 else placed.of[one.run, one.spool]
     at_ns = placed.wall(clock, one.t)
     return EndOf(one.engine, one.id, one.client, one.number, one.prompt, at_ns)
@@ -255,7 +255,7 @@ def _end(one: Asked, placed: Clocks, engines: Sequence[EngineOf]) -> EndOf:
 
 
 def _notes(
-    placed: Clocks, result: Result, engines: Sequence[EngineOf], runs: Sequence[RunOf]
+    placed: Clocks, result: JoinResult, engines: Sequence[EngineOf], runs: Sequence[RunOf]
 ) -> Iterator[str]:
     for (one, two), early in sorted(result.skews.items()):
         names = " and ".join(", ".join(placed.all[at].hosts) or "a host" for at in (one, two))

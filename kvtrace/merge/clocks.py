@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvtrace.merge.model import Clock
+from kvtrace.merge.merged import Clock
 from kvtrace.trace.facts import Header
 
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvtrace.merge.model import LOADED_AND_LOST, NEVER_ASKED, NOT_ACCEPTED, NOT_OFFERED, Joined, Sums
-from kvtrace.merge.sides import LOCAL, LOST, PARTLY, RECEIVED, SENT, UNSEEN, Side, Stretch
+from kvtrace.merge.merged import LOADED_AND_LOST, NEVER_ASKED, NOT_ACCEPTED, NOT_OFFERED, Joined, Sums
+from kvtrace.merge.sides import LOCAL, LOST, PARTLY, RECEIVED, SENT, UNSEEN, EngineSide, Stretch
 
 
-def numbers(there: Side, here: Side) -> dict[str, Any]:
-    """The counts of :class:`~kvtrace.merge.model.Joined`: positions of the shorter prompt, by number. Whether
-    the tokens are the same ones is not recorded: the engines' word for it is that they handed over the id."""
+def numbers(there: EngineSide, here: EngineSide) -> dict[str, Any]:
+    """The counts of :class:`~kvtrace.merge.merged.Joined`: positions of the shorter prompt, by number.
+    Whether the tokens are the same is not recorded: the engines say that they handed the id over."""
     prompt = min(there.prompt, here.prompt)
     found: Counter[str] = Counter()
     sent: Counter[str] = Counter()
@@ -40,7 +40,7 @@ def numbers(there: Side, here: Side) -> dict[str, Any]:
     return {**counts, "sent_by": dict(sent), "received_by": dict(received), "again_by": dict(+why)}
 
 
-def _why_again(here: Side, start: int, end: int) -> dict[str, int]:
+def _why_again(here: EngineSide, start: int, end: int) -> dict[str, int]:
     """Why positions that had been sent were computed here: how many were not offered, ..."""
     if here.offered < 0:
         return {NEVER_ASKED: end - start}

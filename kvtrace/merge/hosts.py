@@ -31,7 +31,7 @@ _PIDS = 10_000_000
 
 
 @dataclass(frozen=True)
-class Group:
+class EngineRuns:
     """Runs that hold parts of one engine. ``runs``: indices, that of the scheduler first. ``shifts``: of
     each, what makes its times those of the first one's clock."""
 
@@ -39,9 +39,9 @@ class Group:
     shifts: tuple[int, ...]
 
 
-def groups(found: Sequence[RunIds]) -> list[Group]:
+def groups(found: Sequence[RunIds]) -> list[EngineRuns]:
     """The runs that hold parts of one engine with another run."""
-    made: list[Group] = []
+    made: list[EngineRuns] = []
     taken: set[int] = set()
     for first, ids in enumerate(found):
         others: dict[int, int] = {}
@@ -50,7 +50,7 @@ def groups(found: Sequence[RunIds]) -> list[Group]:
             if known := [shift for shift in shifts if shift is not None]:
                 others[run] = _same_clock(ids, other, max(known))
         if others and taken.isdisjoint((first, *others)):
-            made.append(Group((first, *others), (0, *others.values())))
+            made.append(EngineRuns((first, *others), (0, *others.values())))
             taken |= {first, *others}
     return made
 
@@ -73,7 +73,7 @@ def _same_clock(one: RunIds, two: RunIds, shift: int) -> int:
     return 0 if boots[0] == boots[1] and len(boots[0]) == 1 and "" not in boots[0] else shift
 
 
-def put_together(group: Group, folders: Sequence[Path], found: Sequence[RunIds], place: Path) -> Path:
+def put_together(group: EngineRuns, folders: Sequence[Path], found: Sequence[RunIds], place: Path) -> Path:
     """Makes `place` a run directory of the group's spools.
 
     Raises:

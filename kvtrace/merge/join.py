@@ -16,9 +16,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtrace.merge.asked import Asked
+from kvtrace.merge.asked import EngineRequest
 from kvtrace.merge.clocks import Clocks
-from kvtrace.merge.model import NAMED, RETURNED, SHARED, TRANSFER, EngineOf
+from kvtrace.merge.merged import NAMED, RETURNED, SHARED, TRANSFER, EngineOf
 
 NO_ID = "no id was handed over"
 NUMBERS = "the client's ids are plain numbers, which every engine counts alike"
@@ -46,7 +46,7 @@ class Found:
 
 
 @dataclass
-class Result:
+class JoinResult:
     """``why``: index of a request that is joined with none -> the reason. ``skews``: pair of clocks -> by how
     much they are off at least, as something came before its cause."""
 
@@ -55,7 +55,7 @@ class Result:
     skews: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
-def join(requests: Sequence[Asked], engines: Sequence[EngineOf], clocks: Clocks) -> Result:
+def join(requests: Sequence[EngineRequest], engines: Sequence[EngineOf], clocks: Clocks) -> JoinResult:
     """The requests of all runs, joined.
 
     Args:
@@ -65,22 +65,24 @@ def join(requests: Sequence[Asked], engines: Sequence[EngineOf], clocks: Clocks)
 
 
 class _Join:
-    def __init__(self, requests: Sequence[Asked], engines: Sequence[EngineOf], clocks: Clocks) -> None:
+    def __init__(
+        self, requests: Sequence[EngineRequest], engines: Sequence[EngineOf], clocks: Clocks
+    ) -> None:
         self._all, self._engines, self._clocks = requests, engines, clocks
         self._engine_ids = {one.id for one in engines if one.id}
-        self._result = Result()
+        self._result = JoinResult()
         self._returned = self._index(lambda one: _of_requests(one.returned).values())
         self._own = self._index(lambda one: [ident for ident in (one.id, one.client) if not ident.isdigit()])
         self._brought = self._index(lambda one: _of_transfers(one.brought).values())
 
-    def _index(self, ids: Callable[[Asked], Iterable[str]]) -> Mapping[str, list[int]]:
+    def _index(self, ids: Callable[[EngineRequest], Iterable[str]]) -> Mapping[str, list[int]]:
         found: dict[str, list[int]] = defaultdict(list)
         for at, one in enumerate(self._all):
             for ident in set(ids(one)) - {""} if one.engine >= 0 else ():
                 found[ident].append(at)
         return found
 
-    def result(self) -> Result:
+    def result(self) -> JoinResult:
         alone: dict[int, str] = {}
         for at, one in enumerate(self._all):
             why = self._by_brought(at, one) if one.engine >= 0 else NO_SCHEDULER
@@ -96,7 +98,7 @@ class _Join:
 
     # -- by what it brought
 
-    def _by_brought(self, here: int, one: Asked) -> str:
+    def _by_brought(self, here: int, one: EngineRequest) -> str:
         """Joins a request with the one that it names; else why not ("" where it is the one that is named)."""
         named = _of_requests(one.brought)
         whose = set(_of_engines(one.brought).values())
@@ -161,7 +163,7 @@ class _Join:
         ident = self._engines[self._all[at].engine].id
         return not whose or not ident or ident in whose
 
-    def _too_early(self, there: int, here: Asked) -> bool:
+    def _too_early(self, there: int, here: EngineRequest) -> bool:
         """Whether something came before its cause: on one clock that cannot be, between two it says by how
         much they are off."""
         source = self._all[there]

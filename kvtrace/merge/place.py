@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvtrace.errors import KvtraceError
-from kvtrace.merge.build import Answer
-from kvtrace.merge.model import REQUESTS_FILE, SCHEMA, Alone, Joined, Merged
+from kvtrace.merge.build import MergedRuns
+from kvtrace.merge.merged import REQUESTS_FILE, SCHEMA, Alone, Joined, Merged
 from kvtrace.merge.where import MERGED_FILE
 from kvtrace.regular import open_regular, read_regular
 
@@ -51,7 +51,7 @@ def new_directory(output: Path | None) -> Iterator[Path]:
         raise
 
 
-def write(answer: Answer, place: Path) -> None:
+def write(answer: MergedRuns, place: Path) -> None:
     """Writes a merge into its directory.
 
     Raises:

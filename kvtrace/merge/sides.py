@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtrace.ledger.ends import NOT_LOADED
-from kvtrace.ledger.model import Run, Span
+from kvtrace.ledger.run import Run, Span
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, SAVED, Grade
 
 SENT, PARTLY, UNSEEN, RECEIVED, LOST, LOCAL = "sent", "partly", "unseen", "received", "lost", "local"
@@ -29,7 +29,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Side:
+class EngineSide:
     """One request in one engine. ``start``: positions in its prefix cache when the connector was asked;
     ``offered`` (-1: never asked), ``accepted``: how many more the connector offered, and were taken."""
 
@@ -40,7 +40,7 @@ class Side:
     start: int = 0
 
 
-def sides(run: Run) -> dict[int, Side]:
+def sides(run: Run) -> dict[int, EngineSide]:
     """Row of each watched request in ``Run.requests`` -> its side."""
     spans: dict[int, list[Span]] = {}
     for span in run.spans:
@@ -55,7 +55,7 @@ def sides(run: Run) -> dict[int, Side]:
         stretches = tuple(_stretches(of_request, prompt, pairs.get(engines[row], 0)))
         answer = -1 if load is None or load.answer is None else load.answer
         taken = (load.accepted, load.local) if load else (0, 0)
-        found[row] = Side(prompt, stretches, answer, *taken)
+        found[row] = EngineSide(prompt, stretches, answer, *taken)
     return found
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace.errors import KvtraceError
-from kvtrace.merge.model import Alone, End, Joined, Merged
+from kvtrace.merge.merged import Alone, End, Joined, Merged
 from kvtrace.merge.place import load, requests
 from kvtrace.story.find import shown
 from kvtrace.story.locate import traced_directory
-from kvtrace.story.model import Story
+from kvtrace.story.story import Story
 from kvtrace.story.tell import tell as tell_one
 from kvtrace.words import listed
 

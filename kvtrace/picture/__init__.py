@@ -1,5 +1,5 @@
 """What a run looks like: layers x steps, requests in time. Pure functions from the spools to a small
-:class:`~kvtrace.picture.model.Picture`, whose size is bounded whatever the run's length.
+:class:`~kvtrace.picture.picture.Picture`, whose size is bounded whatever the run's length.
 
 ``draw(run_dir)`` makes it; ``kvtrace.render.html`` shows it.
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.ledger.steps import Array
 from kvtrace.picture import kinds
 from kvtrace.picture.cells import Cells, Grid
-from kvtrace.picture.collect import Seen
-from kvtrace.picture.model import Map
+from kvtrace.picture.collect import WorkerMarks
+from kvtrace.picture.picture import Map
 from kvtrace.trace.format import STEP_MASK
 
 MOST_COLUMNS = 400
@@ -22,7 +22,7 @@ MOST_NUMBERS = 60_000
 
 
 @dataclass(frozen=True)
-class Look:
+class AlikeWorkers:
     """Workers whose cells are the same: ``cells`` of shape (layers, columns)."""
 
     workers: list[int]
@@ -39,7 +39,7 @@ class Columns:
     of_step: Array  # index into the grid's steps, -1 for dummy runs
 
 
-def columns(steps: Array, seen: Sequence[Seen]) -> Columns:
+def columns(steps: Array, seen: Sequence[WorkerMarks]) -> Columns:
     """Steps in their order; dummy runs stand where they ran."""
     gaps: Counter[int] = Counter()
     for one in seen:
@@ -58,9 +58,9 @@ def columns(steps: Array, seen: Sequence[Seen]) -> Columns:
     return Columns(*np.array(found, dtype=np.int64).reshape(-1, 3).T)
 
 
-def looks(engine: Engine, grid: Grid, seen: Sequence[Seen], there: Columns) -> list[Look]:
+def looks(engine: Engine, grid: Grid, seen: Sequence[WorkerMarks], there: Columns) -> list[AlikeWorkers]:
     """The workers of an engine, those that look alike together."""
-    found: dict[tuple[tuple[str, ...], bytes], Look] = {}
+    found: dict[tuple[tuple[str, ...], bytes], AlikeWorkers] = {}
     dummy, absent = kinds.NUMBER[kinds.DUMMY], kinds.NUMBER[kinds.NOTHING]
     for number, worker in enumerate(engine.workers):
         start, end = grid.offsets[number], grid.offsets[number + 1]
@@ -69,11 +69,11 @@ def looks(engine: Engine, grid: Grid, seen: Sequence[Seen], there: Columns) -> l
         cells = grid.cells[start:end][:, there.of_step]
         cells[:, there.of_step < 0] = dummy if len(seen[number].dummies) else absent
         key = worker.kv_layers, cells.tobytes()
-        found.setdefault(key, Look([], worker.kv_layers, cells)).workers.append(number)
+        found.setdefault(key, AlikeWorkers([], worker.kv_layers, cells)).workers.append(number)
     return list(found.values())
 
 
-def drawn(engine: Engine, grid: Grid, seen: Sequence[Seen], there: Columns, look: Look) -> Map:
+def drawn(engine: Engine, grid: Grid, seen: Sequence[WorkerMarks], there: Columns, look: AlikeWorkers) -> Map:
     """One map of saves, with as few steps in a cell as its size allows."""
     total = len(there.number)
     per = max(1, -(-total // MOST_COLUMNS))
@@ -107,7 +107,7 @@ def drawn(engine: Engine, grid: Grid, seen: Sequence[Seen], there: Columns, look
 
 
 def _packed(cells: Cells, weight: Array, per: int) -> tuple[list[list[int]], list[int], list[list[int]]]:
-    """(rows, row of each layer, mixes) of a map; see :class:`~kvtrace.picture.model.Map`."""
+    """(rows, row of each layer, mixes) of a map; see :class:`~kvtrace.picture.picture.Map`."""
     distinct, row_of = np.unique(cells, axis=0, return_inverse=True)
     starts = np.arange(0, cells.shape[1], per)
     present = np.unique(distinct).tolist()

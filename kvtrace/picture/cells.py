@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtrace.ledger.model import Engine, Span
+from kvtrace.ledger.run import Engine, Span
 from kvtrace.ledger.steps import Array, locate
 from kvtrace.picture import collect, kinds
-from kvtrace.picture.collect import Marks, Seen
-from kvtrace.picture.model import Kind
+from kvtrace.picture.collect import Marks, WorkerMarks
+from kvtrace.picture.picture import CellKind
 
 Cells = NDArray[np.uint8]
 """Numbers of kinds.KINDS."""
@@ -62,7 +62,9 @@ class Grid:
     """Where each worker's pairs begin; one more for the end."""
 
 
-def grid(engine: Engine, steps: Array, seen: Sequence[Seen], spans: Iterable[Span], prompt: Array) -> Grid:
+def grid(
+    engine: Engine, steps: Array, seen: Sequence[WorkerMarks], spans: Iterable[Span], prompt: Array
+) -> Grid:
     """The cells of an engine.
 
     Args:
@@ -90,7 +92,7 @@ def grid(engine: Engine, steps: Array, seen: Sequence[Seen], spans: Iterable[Spa
     return Grid(steps, fates, prompt, offsets)
 
 
-def loads(saves: Grid, seen: Sequence[Seen]) -> Grid | None:
+def loads(saves: Grid, seen: Sequence[WorkerMarks]) -> Grid | None:
     """The cells of the same steps and layers with what was loaded; None where nothing was to be loaded."""
     if not any((one.marks & _OF_LOADS).any() for one in seen):
         return None
@@ -100,7 +102,7 @@ def loads(saves: Grid, seen: Sequence[Seen]) -> Grid | None:
     return replace(saves, cells=cells)
 
 
-def _called(marks: Marks, by_mark: Iterable[tuple[int, Kind]]) -> Cells:
+def _called(marks: Marks, by_mark: Iterable[tuple[int, CellKind]]) -> Cells:
     found: Cells = np.zeros(marks.shape, dtype=np.uint8)
     for mark, kind in reversed(tuple(by_mark)):
         found[(marks & mark) != 0] = kinds.NUMBER[kind]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtrace.ledger.model import Engine, Span, Worker
+from kvtrace.ledger.run import Engine, Span, Worker
 from kvtrace.ledger.steps import Array, locate, real_step
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, SPOOL_DIR, STEP_SHIFT, Flag, Role, Skip
@@ -56,7 +56,7 @@ _EMPTY: Array = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Seen:
+class WorkerMarks:
     """One worker. ``marks``: shape (layers, steps); the others have one item a step of the engine."""
 
     worker: Worker
@@ -97,12 +97,12 @@ def executions(run_dir: Path, worker: Worker) -> Runs:
     )  # fmt: skip
 
 
-def collect(run_dir: Path, engine: Engine, steps: Array, ran: Mapping[str, Runs]) -> list[Seen]:
+def collect(run_dir: Path, engine: Engine, steps: Array, ran: Mapping[str, Runs]) -> list[WorkerMarks]:
     """What each worker of an engine did in these steps (sorted, with the engine's tag)."""
     return [_collect(run_dir, worker, steps, ran[worker.spool]) for worker in engine.workers]
 
 
-def busy(steps: Array, seen: Sequence[Seen], spans: Sequence[Span]) -> tuple[Array, list[Seen]]:
+def busy(steps: Array, seen: Sequence[WorkerMarks], spans: Sequence[Span]) -> tuple[Array, list[WorkerMarks]]:
     """Without the steps in which there was nothing to compute, nothing to save and nothing amiss."""
     keep = np.isin(steps, [span.step for span in spans])
     for one in seen:
@@ -120,7 +120,7 @@ def busy(steps: Array, seen: Sequence[Seen], spans: Sequence[Span]) -> tuple[Arr
     ]  # fmt: skip
 
 
-def _collect(run_dir: Path, worker: Worker, steps: Array, ran: Runs) -> Seen:
+def _collect(run_dir: Path, worker: Worker, steps: Array, ran: Runs) -> WorkerMarks:
     marks: Marks = np.zeros((max(1, len(worker.kv_layers)), len(steps)), dtype=np.uint16)
     at, inside = locate(steps, ran.steps)
     at = at[inside]
@@ -132,7 +132,7 @@ def _collect(run_dir: Path, worker: Worker, steps: Array, ran: Runs) -> Seen:
     filling = _Filling(worker, steps, marks, in_hooks)
     for chunk, names in _chunks(run_dir, worker):
         filling.add(chunk, names)
-    return Seen(worker, marks, t0, spent, in_hooks, tokens, ran.dummies)
+    return WorkerMarks(worker, marks, t0, spent, in_hooks, tokens, ran.dummies)
 
 
 def _chunks(run_dir: Path, worker: Worker) -> Iterator[tuple[Records, Mapping[int, str]]]:

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from kvtrace import ledger
-from kvtrace.ledger.model import Engine, Process, Run, Span
+from kvtrace.ledger.run import Engine, Process, Run, Span
 from kvtrace.ledger.scan import of_a_connector
 from kvtrace.ledger.steps import Array, of_engine
 from kvtrace.picture import kinds
 from kvtrace.picture.bins import columns, drawn, looks
 from kvtrace.picture.cells import grid, loads
-from kvtrace.picture.collect import Runs, Seen, busy, collect, executions
+from kvtrace.picture.collect import Runs, WorkerMarks, busy, collect, executions
 from kvtrace.picture.lanes import KINDS, Step, Timed, chosen, lanes
-from kvtrace.picture.model import Map, Picture
+from kvtrace.picture.picture import Map, Picture
 from kvtrace.trace import rows
 from kvtrace.trace.reader import Records, Spool, SpoolError, spool_paths
 from kvtrace.words import plural
@@ -112,7 +112,7 @@ def _steps(engine: Engine, spans: Sequence[Span], ran: Mapping[str, Runs]) -> Ar
     return of_engine(np.unique(np.concatenate([chunks, *(one.steps for one in ran.values())])), engine.tag)
 
 
-def _times(steps: Array, seen: Sequence[Seen], clocks: Mapping[str, int]) -> dict[int, Step]:
+def _times(steps: Array, seen: Sequence[WorkerMarks], clocks: Mapping[str, int]) -> dict[int, Step]:
     found: dict[int, Step] = {}
     for one in seen:
         shift = clocks.get(one.worker.spool, 0)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrace.ledger.model import Run, Span
+from kvtrace.ledger.run import Run, Span
 from kvtrace.picture import kinds
-from kvtrace.picture.model import Bar, Lane, Mark
+from kvtrace.picture.picture import Bar, Lane, Mark
 from kvtrace.trace import rows
 from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Flag
 from kvtrace.words import count

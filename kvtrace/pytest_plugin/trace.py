@@ -12,8 +12,8 @@ from kvtrace.pytest_plugin.measured import Measured
 from kvtrace.terms import FAULT, LOADED, NOTE, SAVED, SEVERITIES, severity_order, severity_word
 
 if TYPE_CHECKING:
-    from kvtrace.ledger.model import Run
-    from kvtrace.report.model import Finding, Report
+    from kvtrace.ledger.run import Run
+    from kvtrace.report.model import FindingRow, Report
 
 _MAX_SHORT = 3
 """Pytest shows eight lines of an explanation: the finding must be among them."""
@@ -54,7 +54,7 @@ class Trace:
         return self._analysed()[2]
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[FindingRow]:
         """The findings of the report, worst first: dicts with ``id``, ``severity``, ``title``, ..."""
         return self.report["findings"]
 

@@ -16,7 +16,7 @@ from kvtrace.terms import LOADED, NOT_OBSERVED, PENDING, SAVED, outcome_order
 from kvtrace.words import clean, count, listed, peer, percent, plural, size
 
 if TYPE_CHECKING:
-    from kvtrace.report.model import Engine, HookRow, Ledger, OpRow, Place, Report
+    from kvtrace.report.model import EngineRow, HookRow, LedgerRow, OpRow, PlaceRow, Report
 
 _SHOWN_PLACES = 3
 _SAVE_LAYER, _WAIT_SAVE = "save_kv_layer", "wait_for_save"
@@ -55,12 +55,12 @@ def _nothing(report: Report) -> str:
     return "Nothing was stored."
 
 
-def _together(places: list[Place]) -> list[Place]:
+def _together(places: list[PlaceRow]) -> list[PlaceRow]:
     """Segments of shared memory in one folder are one place, as its files are of a directory."""
     segments = [one for one in places if one["kind"] == "shared memory"]
     folders = grouped(segments, lambda one: one["name"].rpartition("/")[0])
     several = {folder: inside for folder, inside in folders if folder and len(inside) > 1}
-    found: list[Place] = [
+    found: list[PlaceRow] = [
         {
             "kind": "directory",
             "name": folder,
@@ -73,7 +73,7 @@ def _together(places: list[Place]) -> list[Place]:
     return [*found, *(one for one in places if id(one) not in joined)]
 
 
-def _place(one: Place) -> str:
+def _place(one: PlaceRow) -> str:
     name, amount = clean(one["name"], 100), size(one["size"])
     if one["kind"] == "directory":
         return f"{name} ({plural(one['files'], 'file')}, {amount})"
@@ -85,7 +85,7 @@ def _place(one: Place) -> str:
 # ------------------------------------------------------------------------- vLLM's own part
 
 
-def engine_facts(engine: Engine) -> list[str]:
+def engine_facts(engine: EngineRow) -> list[str]:
     """How attention and the hooks are reached, and what else people suspect: each in a few words."""
     facts = []
     if backends := engine.get("attention", []):
@@ -104,7 +104,7 @@ def engine_facts(engine: Engine) -> list[str]:
     return facts
 
 
-def graph_words(engine: Engine) -> str:
+def graph_words(engine: EngineRow) -> str:
     """``eager: no CUDA graphs``, ``CUDA graphs PIECEWISE``; "" where that is not known."""
     if engine["enforce_eager"]:
         return "eager: no CUDA graphs"
@@ -240,7 +240,7 @@ def loaded(report: Report) -> str:
     return f"{said}; {', '.join(rest)}." if rest else f"{said}."
 
 
-def tokens_of(ledger: Ledger, name: str) -> int:
+def tokens_of(ledger: LedgerRow, name: str) -> int:
     """Whole tokens with one outcome (older reports have parts of them)."""
     return round(whole(ledger, name))
 
@@ -254,7 +254,7 @@ class OutcomeRow(NamedTuple):
     grade: str
 
 
-def outcomes(ledger: Ledger) -> list[OutcomeRow]:
+def outcomes(ledger: LedgerRow) -> list[OutcomeRow]:
     """The outcomes that any token had: what went well first, then the largest loss."""
     accounts, total = ledger["accounts"], ledger["total_tokens"]
     present = [name for name in accounts if accounts[name]]

@@ -44,7 +44,7 @@ from kvtrace.terms import FAULT, KEPT, NOTE, SAVED, Stage, outcome_order, severi
 from kvtrace.words import clean, count, percent, plural
 
 if TYPE_CHECKING:
-    from kvtrace.report.model import Finding, Report
+    from kvtrace.report.model import FindingRow, Report
 
 ROWS = 23
 """Of a terminal of 24: the prompt has the last one."""
@@ -253,7 +253,7 @@ def _findings(report: Report, room: _Room) -> Page:
     return page
 
 
-def _shown(report: Report, room: _Room) -> list[Finding]:
+def _shown(report: Report, room: _Room) -> list[FindingRow]:
     """The first one; and those of the others that say more than the outcomes, or have room for a sentence."""
     if not report["findings"]:
         return []
@@ -267,7 +267,7 @@ def _shown(report: Report, room: _Room) -> list[Finding]:
     return [first, *others][: room.findings]
 
 
-def _amount(report: Report, one: Finding) -> str:
+def _amount(report: Report, one: FindingRow) -> str:
     """How much: the prompt tokens that stand above, with their share, or what it explains else."""
     parts = [f"in {clean(one.get('connector', ''), 80)}"] if one.get("connector") else []
     above = report["ledger"]["saves"].get("prompts", {}).get(f"not-saved:{one['id']}", {})
@@ -277,13 +277,13 @@ def _amount(report: Report, one: Finding) -> str:
     return "".join(f", {part}" for part in parts)
 
 
-def _badge(report: Report, one: Finding, text: str, gap: bool) -> Badge:
+def _badge(report: Report, one: FindingRow, text: str, gap: bool) -> Badge:
     style = SEVERITY_STYLES[one["severity"]]
     words = (Code(clean(one["id"], 80)), _amount(report, one), f": {text}" if text else "")
     return Badge(severity_word(one["severity"]), words, style, whole=False, gap=gap)
 
 
-def _first(report: Report, one: Finding, room: _Room) -> Page:
+def _first(report: Report, one: FindingRow, room: _Room) -> Page:
     """The reason that matters most: what was seen, what to change, which requests show it."""
     headline = clean(one.get("headline", ""))
     told = headline and headline.lower() in clean(report["verdict"]).lower()  # the verdict says why
@@ -299,7 +299,7 @@ def _first(report: Report, one: Finding, room: _Room) -> Page:
     return page
 
 
-def _further(report: Report, one: Finding, room: _Room) -> Page:
+def _further(report: Report, one: FindingRow, room: _Room) -> Page:
     """What and how much."""
     title = _sentences(clean(one["title"]), 1) if room.titles else label(one["id"])
     return [_badge(report, one, title, False)]

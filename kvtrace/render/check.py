@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtrace.gate.outcome import Check, Explanation, Outcome, Unit, Value
+from kvtrace.gate.outcome import Check, GateOutcome, QuotedFinding, Unit, Value
 from kvtrace.grouped import grouped
 from kvtrace.render.page import (
     Badge,
@@ -37,7 +37,7 @@ _COLUMNS = (
 )
 
 
-def check_page(outcome: Outcome) -> Page:
+def check_page(outcome: GateOutcome) -> Page:
     """The outcome of a gate."""
     number, failed = len(outcome.checks), len(outcome.failed)
     checks = f"{failed} of {plural(number, 'check')}" if failed else plural(number, "check")
@@ -55,7 +55,7 @@ def check_page(outcome: Outcome) -> Page:
     return [*page, Command(command)] if command else page
 
 
-def _group(group: Group) -> Page:
+def _group(group: FailureGroup) -> Page:
     table = _table([one for one in group.checks if not (group.cause and one.kind == "finding")], group, "bad")
     if group.cause is None:
         return [Badge("No finding explains", style="failed"), table, Labelled("Remedy", group.remedies)]
@@ -70,7 +70,7 @@ def _group(group: Group) -> Page:
     ]
 
 
-def _table(checks: list[Check], group: Group | None, style: Style) -> Table:
+def _table(checks: list[Check], group: FailureGroup | None, style: Style) -> Table:
     """The failures of a group; that the finding is there is a row only where nothing else failed."""
     title = clean(group.cause.title) if group and group.cause else None
     rows = []
@@ -85,7 +85,7 @@ def _others(title: str, checks: list[Check], style: Style) -> Page:
     return [Heading(title), _table(checks, None, style)] if checks else []
 
 
-def _changed(outcome: Outcome) -> list[Check]:
+def _changed(outcome: GateOutcome) -> list[Check]:
     """What is otherwise, and no failure; but for findings that stand above already, as explanations."""
     return [
         check
@@ -94,7 +94,7 @@ def _changed(outcome: Outcome) -> list[Check]:
     ]
 
 
-def _next_command(outcome: Outcome) -> str:
+def _next_command(outcome: GateOutcome) -> str:
     """The one command that helps most from here; "" after a pass with nothing to tell."""
     for group in groups(outcome):
         if group.cause is not None:
@@ -150,10 +150,10 @@ def sentence(check: Check, title: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Group:
+class FailureGroup:
     """Failures that one finding explains; None: no finding does."""
 
-    cause: Explanation | None
+    cause: QuotedFinding | None
     checks: list[Check]
 
     @property
@@ -163,9 +163,9 @@ class Group:
         return list(dict.fromkeys(clean(check.remedy) for check in self.checks if check.remedy))
 
 
-def groups(outcome: Outcome) -> list[Group]:
+def groups(outcome: GateOutcome) -> list[FailureGroup]:
     """Failures by the finding that explains them: faults first, what nothing explains last."""
     known = outcome.explanations
     by_cause = grouped(outcome.failed, lambda check: check.cause if check.cause in known else None)
-    found = [Group(known[cause] if cause else None, checks) for cause, checks in by_cause]
+    found = [FailureGroup(known[cause] if cause else None, checks) for cause, checks in by_cause]
     return sorted(found, key=lambda one: severity_order(one.cause.severity) if one.cause else len(SEVERITIES))

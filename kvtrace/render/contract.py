@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.gate.model import Baseline
+from kvtrace.gate.baseline import Baseline
 from kvtrace.gate.shares import DECODE, kept, without
 from kvtrace.render.layout import names
 from kvtrace.terms import FAULT, LIMIT

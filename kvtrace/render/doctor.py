@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.doctor.answer import Answer, Level, Line
+from kvtrace.doctor.answer import DoctorAnswer, Level, Line
 from kvtrace.render.page import Badge, Heading, Page, Paragraph, Style
 from kvtrace.words import clean, plural
 
@@ -15,7 +15,7 @@ _STYLES: dict[Level, Style] = {
 _WORD = max(len(level.value) for level in Level)
 
 
-def doctor_page(answer: Answer) -> Page:
+def doctor_page(answer: DoctorAnswer) -> Page:
     """Every line with its remedy, and the sum."""
     page: Page = [Heading("kvtrace doctor", 2, quiet=True)]
     for line in answer.lines:

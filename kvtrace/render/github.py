@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvtrace.gate.outcome import Outcome
+from kvtrace.gate.outcome import GateOutcome
 from kvtrace.render.check import groups, sentence, subject
 from kvtrace.words import clean
 
@@ -12,7 +12,7 @@ MAX_ANNOTATIONS = 10
 """GitHub shows no more of one kind in one step."""
 
 
-def commands(outcome: Outcome) -> list[str]:
+def commands(outcome: GateOutcome) -> list[str]:
     """Annotations: one error a finding that explains failures and one a failure that none explains."""
     lines = []
     for group in groups(outcome):

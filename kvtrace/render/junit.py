@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from xml.etree import ElementTree as tree
 
-from kvtrace.gate.outcome import Check, Outcome
+from kvtrace.gate.outcome import Check, GateOutcome
 from kvtrace.render.check import sentence, subject
 from kvtrace.words import clean
 
@@ -14,7 +14,7 @@ from kvtrace.words import clean
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit_xml(outcome: Outcome) -> str:
+def junit_xml(outcome: GateOutcome) -> str:
     """The document. It holds no times: the same outcome gives the same file."""
     suite = Suite("kvtrace check", "kvtrace check", len(outcome.checks), len(outcome.failed))
     properties = tree.SubElement(suite.element, "properties")
@@ -39,7 +39,7 @@ def junit_xml(outcome: Outcome) -> str:
     return suite.text()
 
 
-def _details(check: Check, outcome: Outcome) -> list[str]:
+def _details(check: Check, outcome: GateOutcome) -> list[str]:
     """What the finding says, and what to do."""
     cause = outcome.explanations.get(check.cause or "")
     if cause is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvtrace.ledger.stuck_file import STEP
-from kvtrace.live.model import ProcessLook, Snapshot
+from kvtrace.live.look import ProcessLook, Snapshot
 from kvtrace.render.answers import outcomes
 from kvtrace.render.layout import bar
 from kvtrace.render.report import SEVERITY_STYLES, outcome_label
@@ -16,7 +16,7 @@ from kvtrace.terms import severity_word
 from kvtrace.words import clean, count, duration, percent, plural
 
 if TYPE_CHECKING:
-    from kvtrace.report.model import Ledger
+    from kvtrace.report.model import LedgerRow
 
 WIDTH, HEIGHT = 80, 24
 SLOW_S = 1.0
@@ -141,7 +141,7 @@ def _tokens(look: Snapshot) -> Iterator[Styled]:
         yield from _outcomes(loads, "")
 
 
-def _outcomes(ledger: Ledger, nothing: str) -> Iterator[Styled]:
+def _outcomes(ledger: LedgerRow, nothing: str) -> Iterator[Styled]:
     if ledger["total"] <= 0 and nothing:
         yield Styled(f"  {nothing}", "dim")
     for name, tokens, share, grade in outcomes(ledger):

@@ -29,7 +29,7 @@ from kvtrace.render.story import story_page
 from kvtrace.words import clean, count, duration, plural
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
-    from kvtrace.merge.model import Alone, End, EngineOf, Joined, Merged, Sums
+    from kvtrace.merge.merged import Alone, End, EngineOf, Joined, Merged, Sums
     from kvtrace.merge.tell import List, Tale
 
 _LAST = "the last token of a prompt, which vLLM always computes"
@@ -156,7 +156,7 @@ def _ranks(one: EngineOf) -> str:
 
 
 def _how(name: str) -> str:
-    from kvtrace.merge.model import HOW
+    from kvtrace.merge.merged import HOW
 
     return HOW.get(name, clean(name, 40))
 
@@ -185,7 +185,7 @@ def list_text(found: List, screen: Screen) -> str:
 
 def list_page(found: List, ids: Ids | None = None) -> Page:
     """The requests of a merge, one a line. `ids`: how ids are shown, whole by default."""
-    from kvtrace.merge.model import Joined
+    from kvtrace.merge.merged import Joined
 
     joined = [row for row in found.rows if isinstance(row, Joined)]
     alone = [row for row in found.rows if not isinstance(row, Joined)]

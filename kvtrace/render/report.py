@@ -35,7 +35,16 @@ from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, severit
 from kvtrace.words import clean, count, duration, of_all, percent, plural, size
 
 if TYPE_CHECKING:
-    from kvtrace.report.model import DeviceTimes, Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
+    from kvtrace.report.model import (
+        DeviceTimes,
+        EngineRow,
+        EventRow,
+        FindingRow,
+        GraphRow,
+        LedgerRow,
+        ModeRow,
+        Report,
+    )
 
 MAX_REQUESTS = 5
 MAX_TIMINGS = 6
@@ -129,7 +138,7 @@ def version(report: Report) -> str:
     return f"vLLM {clean(known)}" if known else "vLLM of unknown version"
 
 
-def connector_facts(report: Report, engine: Engine, own: str = "built into vLLM") -> list[str]:
+def connector_facts(report: Report, engine: EngineRow, own: str = "built into vLLM") -> list[str]:
     """vLLM, the connector and its role; `own`: what a connector of vLLM's is called."""
     ran, connector = version(report), engine["connector"]
     platform = clean(engine["platform"])
@@ -148,13 +157,13 @@ def connector_facts(report: Report, engine: Engine, own: str = "built into vLLM"
     return facts
 
 
-def parallel_facts(engine: Engine) -> list[str]:
+def parallel_facts(engine: EngineRow) -> list[str]:
     """``TP 2``; of the others those above 1."""
     sizes = (("TP", engine["tp"]), ("PP", engine["pp"]), ("DP", engine.get("dp")))
     return [f"{name} {number}" for name, number in sizes if number and (number > 1 or name == "TP")]
 
 
-def way_facts(engine: Engine) -> list[str]:
+def way_facts(engine: EngineRow) -> list[str]:
     """How attention and the connector's hooks are reached, and which model runner runs them."""
     runner = clean(engine.get("runner", ""), 20)
     return [*engine_facts(engine), *([f"runner {runner}"] if runner else [])]
@@ -168,7 +177,7 @@ _KEPT = {
 }
 
 
-def _groups(engine: Engine) -> str:
+def _groups(engine: EngineRow) -> str:
     """The KV cache groups where they are not all alike, "" where they are."""
     groups = engine.get("kv_groups", [])
     if len(groups) < 2 and all(group["keeps"] == "tokens" for group in groups):
@@ -181,7 +190,7 @@ def _groups(engine: Engine) -> str:
     return "KV cache groups: " + ", ".join(said)
 
 
-def _engine_facts(report: Report, engine: Engine) -> list[str]:
+def _engine_facts(report: Report, engine: EngineRow) -> list[str]:
     facts = [*connector_facts(report, engine), *parallel_facts(engine)]
     facts.append(plural(engine["kv_layers"], "KV layer"))
     if groups := _groups(engine):
@@ -194,7 +203,7 @@ def _engine_facts(report: Report, engine: Engine) -> list[str]:
 # ------------------------------------------------------------------- ledgers and stages
 
 
-def ledger_table(title: str, ledger: Ledger, everything: str) -> Table:
+def ledger_table(title: str, ledger: LedgerRow, everything: str) -> Table:
     """The outcomes that any token had: what went well first, then the largest loss."""
     width = 4 if ledger.get("grades") else 3  # reports of before have no grades
     rows = []
@@ -208,7 +217,7 @@ def ledger_table(title: str, ledger: Ledger, everything: str) -> Table:
     return Table(columns, rows, title)
 
 
-def _ledger(title: str, ledger: Ledger, everything: str) -> Page:
+def _ledger(title: str, ledger: LedgerRow, everything: str) -> Page:
     notes = [f"{count(ledger['total'])} token-layers, totals match exactly"]
     trust, note = ledger["trust"], clean(ledger["trust_note"])
     if trust != "none":
@@ -290,7 +299,7 @@ def _findings(report: Report, whole: bool) -> Page:
     return page if report["findings"] else [*page, Paragraph("No findings.", gap=True)]
 
 
-def finding_facts(one: Finding, requests: int | None) -> list[str]:
+def finding_facts(one: FindingRow, requests: int | None) -> list[str]:
     """How many tokens, and of a fault how many of the `requests` (None: not said), it concerns."""
     facts = []
     if connector := clean(one.get("connector", ""), 80):
@@ -304,7 +313,7 @@ def finding_facts(one: Finding, requests: int | None) -> list[str]:
     return facts
 
 
-def _finding(one: Finding, requests: int, whole: bool) -> Page:
+def _finding(one: FindingRow, requests: int, whole: bool) -> Page:
     """A finding; what is no fault more briefly, unless it is `whole`."""
     cause, facts = Code(clean(one["id"], 80)), "".join(f" · {fact}" for fact in finding_facts(one, requests))
     badge, style = severity_word(one["severity"]), SEVERITY_STYLES[one["severity"]]
@@ -327,7 +336,7 @@ def _finding(one: Finding, requests: int, whole: bool) -> Page:
     ]
 
 
-def event_words(event: Event) -> str:
+def event_words(event: EventRow) -> str:
     where = [f"request {clean(event['request'], 120)}"] if event["request"] else []
     where.append(f"step {event['step']}")
     if event["rank"] is not None:
@@ -370,7 +379,7 @@ def _terms(title: str, rows: Iterable[tuple[str, str]]) -> Page:
 # ------------------------------------------------------------------------------ coverage
 
 
-class _Seen(NamedTuple):
+class _CallsSeen(NamedTuple):
     """Calls of one hook or op, in one layer of one process."""
 
     process: str
@@ -390,10 +399,12 @@ def _coverage(report: Report, whole: bool) -> Page:
     seen = []
     for row in report["coverage"]["hooks"]:
         extra = ((row["with_work"], "with work"), (row["raised"], "raised"))
-        seen.append(_Seen(row["process"], row["layer"], row["hook"], row["eligible"], row["fired"], extra))
+        seen.append(
+            _CallsSeen(row["process"], row["layer"], row["hook"], row["eligible"], row["fired"], extra)
+        )
     for op in report["coverage"]["ops"]:
         direct = ((op["direct"], "called directly"),)
-        seen.append(_Seen(op["process"], op["layer"], op["op"], op["eligible"], op["fired"], direct))
+        seen.append(_CallsSeen(op["process"], op["layer"], op["op"], op["eligible"], op["fired"], direct))
     rows: list[Row] = []
     for name, alike in grouped(seen, lambda one: one.name):
         rows += _covered(Code(clean(name, 60)), alike, len(alike) if whole else MAX_LAYERS)
@@ -401,10 +412,10 @@ def _coverage(report: Report, whole: bool) -> Page:
     return [Table(columns, rows, "Coverage")] if rows else []
 
 
-def _covered(name: Code, seen: list[_Seen], most: int) -> list[Row]:
+def _covered(name: Code, seen: list[_CallsSeen], most: int) -> list[Row]:
     if len({one.numbers for one in seen}) == 1:
         return [_covered_row(name, seen, True)]
-    kinds: dict[tuple[object, ...], list[_Seen]] = {}  # processes that saw the same in all their layers
+    kinds: dict[tuple[object, ...], list[_CallsSeen]] = {}  # processes that saw the same in all their layers
     for _, of_process in grouped(seen, lambda one: one.process):
         kind = tuple(sorted((one.layer or "", one.numbers) for one in of_process))
         kinds.setdefault(kind, []).extend(of_process)
@@ -417,7 +428,7 @@ def _covered(name: Code, seen: list[_Seen], most: int) -> list[Row]:
     return rows
 
 
-def _covered_row(name: Code, seen: list[_Seen], whole: bool) -> Row:
+def _covered_row(name: Code, seen: list[_CallsSeen], whole: bool) -> Row:
     """One row for `seen`; `whole` says that these are all the layers there are."""
     layers = list(dict.fromkeys(one.layer for one in seen if one.layer is not None))
     processes = names(dict.fromkeys(one.process for one in seen))

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from kvtrace import __version__
-from kvtrace.gate.outcome import Check, Outcome
+from kvtrace.gate.outcome import Check, GateOutcome
 from kvtrace.render.check import sentence
 from kvtrace.render.formats import json_text
 from kvtrace.words import clean
@@ -23,7 +23,7 @@ _KINDS = {
 }
 
 
-def sarif_json(outcome: Outcome) -> str:
+def sarif_json(outcome: GateOutcome) -> str:
     """The log. The report stands as the place of failures that no file asks for."""
     rules: dict[str, dict[str, Any]] = {}
     results = []
@@ -50,7 +50,7 @@ def sarif_json(outcome: Outcome) -> str:
     return json_text(log)
 
 
-def _rule(check: Check, outcome: Outcome) -> dict[str, Any]:
+def _rule(check: Check, outcome: GateOutcome) -> dict[str, Any]:
     cause = outcome.explanations.get(check.cause or "")
     if cause is None:
         return {"id": f"kvtrace-{check.kind}", "shortDescription": {"text": _KINDS[check.kind]}}
@@ -63,7 +63,7 @@ def _rule(check: Check, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _result(check: Check, rule: str, index: int, outcome: Outcome) -> dict[str, Any]:
+def _result(check: Check, rule: str, index: int, outcome: GateOutcome) -> dict[str, Any]:
     cause = outcome.explanations.get(check.cause or "")
     words = [sentence(check, cause.title if cause else "")]
     if cause is not None:

@@ -24,7 +24,7 @@ from kvtrace.render.page import (
     bulleted,
 )
 from kvtrace.render.report import outcome_label, with_grade
-from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
+from kvtrace.story.story import Entry, HookCalls, Moment, Pair, Range, RankStep, Story
 from kvtrace.terms import KEPT, NOT_OBSERVED, PENDING, Stage
 from kvtrace.trace import hooks
 from kvtrace.words import clean, count, duration, peer, plural, size
@@ -324,7 +324,7 @@ def _rank_parts(rank: RankStep, pairs: Sequence[Pair]) -> list[str]:
     return parts
 
 
-def _group(name: str, calls: Sequence[Call], names: Sequence[str]) -> str:
+def _group(name: str, calls: Sequence[HookCalls], names: Sequence[str]) -> str:
     layered = [call for call in calls if call.layer]
     text = name
     if layered:
@@ -350,7 +350,7 @@ def _group(name: str, calls: Sequence[Call], names: Sequence[str]) -> str:
     return f"{text} ({'; '.join(notes)})" if notes else text
 
 
-def _measured(calls: Sequence[Call]) -> list[str]:
+def _measured(calls: Sequence[HookCalls]) -> list[str]:
     parts = []
     slots = [call.measured_slots for call in calls if call.measured_slots >= 0]
     if slots:

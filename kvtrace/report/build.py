@@ -15,11 +15,11 @@ from typing import Any, get_args
 import pandas as pd
 
 from kvtrace import __version__, causes, ledger
-from kvtrace.causes import model as cause_model
+from kvtrace.causes import diagnosis as cause_model
 from kvtrace.grouped import grouped
-from kvtrace.ledger import model as ledger_model
-from kvtrace.ledger.device import DeviceTimes
-from kvtrace.ledger.device import Row as DeviceTiming
+from kvtrace.ledger import run as ledger_model
+from kvtrace.ledger.device import ClockRow as DeviceTiming
+from kvtrace.ledger.device import DeviceTotals
 from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
 from kvtrace.ledger.states.outcome import Book
 from kvtrace.report import model
@@ -28,7 +28,7 @@ from kvtrace.report.running import left_behind, still_running
 from kvtrace.report.shape import row, text, whole
 from kvtrace.report.validate import problem
 from kvtrace.terms import Grade
-from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, Engine, Header, KvTransfer
+from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, EngineFact, Header, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
 _TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
@@ -79,8 +79,8 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         ],
         "ledger": _ledgers(run, diagnosis),
         "findings": [_finding(one) for one in diagnosis.findings],
-        "ruled_out": [row(model.RuledOut, one) for one in diagnosis.ruled_out],
-        "not_observed": [row(model.NotObserved, one) for one in diagnosis.not_observed],
+        "ruled_out": [row(model.RuledOutRow, one) for one in diagnosis.ruled_out],
+        "not_observed": [row(model.NotObservedRow, one) for one in diagnosis.not_observed],
         "requests": _requests(diagnosis.requests),
         "timing": [
             row(model.TimingRow, one) for one in run.timing.to_dict("records") if one["kind"] == "hook"
@@ -100,7 +100,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
             },
         },
     }
-    report["places"] = [row(model.Place, one) for one in run.places[: model.MAX_PLACES]]
+    report["places"] = [row(model.PlaceRow, one) for one in run.places[: model.MAX_PLACES]]
     if layers := _layers(run):
         report["layers"] = layers
     if connectors := _connectors(run, diagnosis, notes):
@@ -129,7 +129,7 @@ def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
         why = "the run still goes on" if running else why
         notes.append(f"{why}: its duration is that of the engines' steps, and what comes later is missing")
     notes += left_behind(file)
-    engine = next((one.facts for one in run.engines if one.facts.known), Engine())
+    engine = next((one.facts for one in run.engines if one.facts.known), EngineFact())
     processes = run.processes[: model.MAX_PROCESSES]
     if len(processes) < len(run.processes):
         notes.append(f"{len(processes)} of {len(run.processes)} processes are listed")
@@ -155,18 +155,18 @@ def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
     return facts
 
 
-def _process(one: ledger_model.Process) -> model.Process:
+def _process(one: ledger_model.Process) -> model.ProcessRow:
     role = one.role if one.role in _ROLES else "other"
-    return row(model.Process, one, role=role, spool=f"{SPOOL_DIR}/{one.spool}" if one.spool else None)
+    return row(model.ProcessRow, one, role=role, spool=f"{SPOOL_DIR}/{one.spool}" if one.spool else None)
 
 
-def _engine(one: ledger_model.Engine) -> model.Engine:
+def _engine(one: ledger_model.Engine) -> model.EngineRow:
     backends = Counter(name for worker in one.workers for name in worker.facts.backends.values())
     direct = [flag for worker in one.workers for flag in worker.facts.direct_call.values()]
     runners = {runner_of(worker) for worker in one.workers}
     modes = dict.fromkeys(used_by(one, worker) for worker in one.workers)
     return row(
-        model.Engine, one.facts, tag=one.tag, connector=_connector(one), kv_layers=one.layers,
+        model.EngineRow, one.facts, tag=one.tag, connector=_connector(one), kv_layers=one.layers,
         pairs=one.pairs, ranks=sorted({worker.rank for worker in one.workers}), steps=one.steps,
         real_steps=one.real_steps, requests=one.requests,
         attention=[name for name, _ in backends.most_common()],
@@ -215,7 +215,7 @@ def _connector(one: ledger_model.Engine) -> model.Connector | None:
 def _instrumentation(run: ledger_model.Run) -> model.Instrumentation:
     counts = Counter(one.status for one in run.targets)
     shown = sorted(run.targets, key=lambda one: one.status in ("found", "pending"))[: model.MAX_TARGETS]
-    targets = [row(model.Target, one) for one in sorted(shown, key=lambda one: one.id)]
+    targets = [row(model.TargetRow, one) for one in sorted(shown, key=lambda one: one.id)]
     return {
         "targets": targets,
         "found": counts["found"],
@@ -293,11 +293,11 @@ def _state_book(one: Book) -> model.StateBook:
     return row(model.StateBook, one)
 
 
-def _ledger(one: ledger_model.Ledger[str]) -> model.Ledger:
+def _ledger(one: ledger_model.Ledger[str]) -> model.LedgerRow:
     one.check()
     trust = one.trust if one.trust in _TRUSTS else "unknown"
     return row(
-        model.Ledger, one, unit="token-layers", trust=trust, grades=_by_grade(one.grades),
+        model.LedgerRow, one, unit="token-layers", trust=trust, grades=_by_grade(one.grades),
         prompts=_by_grade(one.prompts), sent=_sent(one.sent),
     )  # fmt: skip
 
@@ -327,14 +327,14 @@ def _layers(run: ledger_model.Run) -> list[model.LayerKept]:
     return [row(model.LayerKept, one, most=most[one.engine]) for one in less[: model.MAX_LAYER_ROWS]]
 
 
-def _finding(one: cause_model.Finding) -> model.Finding:
+def _finding(one: cause_model.Finding) -> model.FindingRow:
     events = [
-        row(model.Event, event, step=int(event.step) & STEP_MASK, layer=event.layer or None)
+        row(model.EventRow, event, step=int(event.step) & STEP_MASK, layer=event.layer or None)
         for event in one.events[: model.MAX_EVENTS]
     ]
     docs = one.docs or f"docs/causes/{one.id}.md"
     grade = one.grade.label if one.grade is not None else None
-    return row(model.Finding, one, events=events, docs=docs, grade=grade)
+    return row(model.FindingRow, one, events=events, docs=docs, grade=grade)
 
 
 def _connectors(
@@ -352,8 +352,8 @@ def _connectors(
             "ledger": _ledgers(part.run, own),
             "coverage": _summary(part.run.hooks),
             "findings": list(dict.fromkeys(one.id for one in own.findings)),
-            "ruled_out": [row(model.RuledOut, one) for one in own.ruled_out],
-            "not_observed": [row(model.NotObserved, one) for one in own.not_observed],
+            "ruled_out": [row(model.RuledOutRow, one) for one in own.ruled_out],
+            "not_observed": [row(model.NotObservedRow, one) for one in own.not_observed],
         }
         for part, (_, own) in parts[: model.MAX_CONNECTORS]
     ]
@@ -375,9 +375,9 @@ def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:
     ]  # fmt: skip
 
 
-def _requests(table: pd.DataFrame) -> model.Requests:
+def _requests(table: pd.DataFrame) -> model.RequestRows:
     rows = request_rows(table.head(model.MAX_REQUEST_ROWS))
-    found: model.Requests = {"total": len(table), "shown": len(rows), "rows": rows}
+    found: model.RequestRows = {"total": len(table), "shown": len(rows), "rows": rows}
     if unended := len(table) - int(table["finished"].sum()):
         found["unended"] = unended
     return found
@@ -395,7 +395,7 @@ def _graphs(run: ledger_model.Run, notes: list[str]) -> list[model.GraphRow]:
     return rows
 
 
-def _device(times: DeviceTimes) -> model.DeviceTimes:
+def _device(times: DeviceTotals) -> model.DeviceTimes:
     def of(one: DeviceTiming) -> model.DeviceRow:
         figures = {
             f"{clock}_{figure}_ns": value

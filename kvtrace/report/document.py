@@ -12,7 +12,7 @@ from kvtrace.report.validate import problem
 from kvtrace.trace.format import MAGIC
 
 
-class Kind(NamedTuple):
+class DocumentKind(NamedTuple):
     """What is read: ``name`` is "report" or "baseline", ``schema`` its ``kvtrace.NAME/N``."""
 
     name: str
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
     """Other documents of kvtrace: name, what to call it, what to do with it (``{}``: the path)."""
 
 
-def parse(kind: Kind, data: bytes, where: str) -> Any:
+def parse(kind: DocumentKind, data: bytes, where: str) -> Any:
     """The document in `data`; `where` names it in errors.
 
     Raises:
@@ -58,7 +58,7 @@ def parse(kind: Kind, data: bytes, where: str) -> Any:
     return check(kind, value, where)
 
 
-def check(kind: Kind, value: object, where: str) -> Any:
+def check(kind: DocumentKind, value: object, where: str) -> Any:
     """`value`, if it is valid by its schema.
 
     Raises:
@@ -78,7 +78,7 @@ def check(kind: Kind, value: object, where: str) -> Any:
     return value
 
 
-def _refuse(kind: Kind, schema: str, where: str) -> NoReturn:
+def _refuse(kind: DocumentKind, schema: str, where: str) -> NoReturn:
     match = re.fullmatch(r"kvtrace\.([a-z]+)/(\d{1,9})", schema)
     name, version = (match[1], int(match[2])) if match else ("", 0)
     if name == kind.name and version > int(kind.schema.rpartition("/")[2]):

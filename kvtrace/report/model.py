@@ -43,7 +43,7 @@ Trust = Literal["measured", "declared", "mixed", "unknown", "none"]
 Kept = Literal["tokens", "state", "encoder", "none"]
 
 
-class Process(TypedDict):
+class ProcessRow(TypedDict):
     """One process of the run"""
 
     pid: Annotated[Count, "process id on the run's host"]
@@ -100,7 +100,7 @@ class _LaterEngine(TypedDict, total=False):
     kv_groups: Annotated[list[KvGroups], Most(MAX_KV_GROUPS), "its KV cache groups; empty where unknown"]
 
 
-class Engine(_LaterEngine):
+class EngineRow(_LaterEngine):
     """One engine (one scheduler instance)"""
 
     tag: Annotated[Count, "number of the scheduler instance in this run"]
@@ -148,12 +148,12 @@ class RunFacts(_LaterRun):
     python: Annotated[str | None, "version"]
     host: Annotated[str, "host name"]
     processes: Annotated[
-        list[Process], Most(MAX_PROCESSES), "those with a spool, and those of vLLM without one"
+        list[ProcessRow], Most(MAX_PROCESSES), "those with a spool, and those of vLLM without one"
     ]
-    engines: Annotated[list[Engine], Most(MAX_PROCESSES), "by tag"]
+    engines: Annotated[list[EngineRow], Most(MAX_PROCESSES), "by tag"]
 
 
-class Target(TypedDict):
+class TargetRow(TypedDict):
     """One place in vLLM that the agent hooks"""
 
     id: Annotated[str, "stable id of the hooked place"]
@@ -171,7 +171,7 @@ class Target(TypedDict):
 class Instrumentation(TypedDict):
     """What the agent hooked"""
 
-    targets: Annotated[list[Target], Most(MAX_TARGETS), "by id"]
+    targets: Annotated[list[TargetRow], Most(MAX_TARGETS), "by id"]
     found: Annotated[Count, "targets hooked"]
     missing: Annotated[Count, "targets that this vLLM does not have"]
     failed: Annotated[Count, "targets that could not be hooked"]
@@ -260,7 +260,7 @@ class Graded(TypedDict, total=False):
     ]
 
 
-class Ledger(Graded):
+class LedgerRow(Graded):
     """A ledger: each token-layer has exactly one outcome"""
 
     unit: Annotated[Literal["token-layers"], "one token in one KV-owning layer on one rank"]
@@ -317,11 +317,11 @@ class WithStates(TypedDict, total=False):
 class Ledgers(WithStates):
     """Where every token went"""
 
-    saves: Annotated[Ledger, "every token computed or reused"]
-    loads: Annotated[Ledger, "every prompt token"]
+    saves: Annotated[LedgerRow, "every token computed or reused"]
+    loads: Annotated[LedgerRow, "every prompt token"]
 
 
-class Event(TypedDict):
+class EventRow(TypedDict):
     """One concrete event"""
 
     request: Annotated[str, "engine's request id"]
@@ -345,7 +345,7 @@ class GradedFinding(TypedDict, total=False):
     ]
 
 
-class Finding(GradedFinding):
+class FindingRow(GradedFinding):
     """A cause, with its evidence and remedy"""
 
     id: Annotated[str, "stable cause id (kvtrace docs ID)"]
@@ -356,20 +356,20 @@ class Finding(GradedFinding):
     requests: Annotated[Count, "requests concerned"]
     title: Annotated[str, "one line, with the numbers"]
     evidence: Annotated[list[str], "sentences with the numbers"]
-    events: Annotated[list[Event], Most(MAX_EVENTS), "examples"]
+    events: Annotated[list[EventRow], Most(MAX_EVENTS), "examples"]
     remedy: Annotated[list[str], "what to do, the connector's own fix first"]
     versions: Annotated[str, "vLLM versions for which the rule holds"]
     docs: Annotated[str, "page of the cause"]
 
 
-class RuledOut(TypedDict):
+class RuledOutRow(TypedDict):
     """A cause that was checked and is not it"""
 
     id: Annotated[str, "cause id"]
     evidence: Annotated[str, "why it is not the cause"]
 
 
-class NotObserved(TypedDict):
+class NotObservedRow(TypedDict):
     """What cannot be said of this run"""
 
     id: Annotated[str, "cause id or topic"]
@@ -385,8 +385,8 @@ class ConnectorBooks(TypedDict):
     ledger: Annotated[Ledgers, "where every token went with it alone"]
     coverage: Annotated[list[SummaryRow], "its hooks, a row each"]
     findings: Annotated[list[str], "ids of its findings; they stand, with its name, in the report's findings"]
-    ruled_out: Annotated[list[RuledOut], "checked, and not the cause with it"]
-    not_observed: Annotated[list[NotObserved], "what cannot be said of it"]
+    ruled_out: Annotated[list[RuledOutRow], "checked, and not the cause with it"]
+    not_observed: Annotated[list[NotObservedRow], "what cannot be said of it"]
 
 
 class GradedRow(TypedDict, total=False):
@@ -426,7 +426,7 @@ class _LaterRequests(TypedDict, total=False):
     unended: Annotated[Count, "requests that had not ended when the recording did; absent where all had"]
 
 
-class Requests(_LaterRequests):
+class RequestRows(_LaterRequests):
     """Verdict per request"""
 
     total: Annotated[Count, "requests of the run"]
@@ -532,7 +532,7 @@ class DeviceTimes(TypedDict):
     rows: Annotated[list[DeviceRow], "a row per hook and op"]
 
 
-class Place(TypedDict):
+class PlaceRow(TypedDict):
     """A place to which the connector's workers wrote"""
 
     kind: Annotated[
@@ -558,7 +558,7 @@ class _Later(TypedDict, total=False):
     """Fields that are absent where there is no such thing."""
 
     places: Annotated[
-        list[Place], Most(MAX_PLACES), "where the connector stored, those with most files first"
+        list[PlaceRow], Most(MAX_PLACES), "where the connector stored, those with most files first"
     ]
     layers: Annotated[
         list[LayerKept],
@@ -589,10 +589,10 @@ class Report(_Later):
     coverage: Annotated[Coverage, "how often hooks and ops were called"]
     stages: Annotated[list[Stage], Most(len(STAGE_NAMES)), "prompt tokens at each stage, in order"]
     ledger: Annotated[Ledgers, "what became of every token"]
-    findings: Annotated[list[Finding], "most important first"]
-    ruled_out: Annotated[list[RuledOut], "checked, and not the cause"]
-    not_observed: Annotated[list[NotObserved], "what cannot be said, and why"]
-    requests: Annotated[Requests, "the requests"]
+    findings: Annotated[list[FindingRow], "most important first"]
+    ruled_out: Annotated[list[RuledOutRow], "checked, and not the cause"]
+    not_observed: Annotated[list[NotObservedRow], "what cannot be said, and why"]
+    requests: Annotated[RequestRows, "the requests"]
     timing: Annotated[list[TimingRow], "durations of hooks"]
     limits: Annotated[Limits, "what this report cannot say"]
 

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 
-from kvtrace.ledger.model import Run
+from kvtrace.ledger.run import Run
 from kvtrace.ledger.run_file import ListedProcess, RunFile
 from kvtrace.trace.facts import Header
 

@@ -1,6 +1,6 @@
 """One request's story, and the list of requests, from a run directory: pure functions.
 
-``tell(run_dir, text)`` reads the spools and returns a :class:`~kvtrace.story.model.Story`;
+``tell(run_dir, text)`` reads the spools and returns a :class:`~kvtrace.story.story.Story`;
 ``listing`` gives one row a request. Renderers in ``kvtrace.render.story``.
 
 Comes in: a run directory, a request's id.

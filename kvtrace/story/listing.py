@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtrace import causes, ledger
 from kvtrace.report.build import request_rows
-from kvtrace.report.read import read_report
+from kvtrace.report.load import read_report
 from kvtrace.story.locate import traced_directory
 
 Row = dict[str, Any]

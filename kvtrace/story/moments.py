@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrace.causes.tables import rows as rows_of
-from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.run import Engine, Run
 from kvtrace.story import worker_steps
-from kvtrace.story.model import Entry, Moment
 from kvtrace.story.records import Source
+from kvtrace.story.story import Entry, Moment
 from kvtrace.trace import facts, rows
 from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, STEP_SHIFT, Flag, Role
 
@@ -172,7 +172,7 @@ class _Gathered:
         seen: set[tuple[object, ...]] = set()
         for source in spools:
             for t, fact in source.documents:
-                if not isinstance(fact, (facts.HookException, facts.Swallowed, facts.Log)):
+                if not isinstance(fact, (facts.HookExceptionFact, facts.SwallowedFact, facts.LogFact)):
                     continue
                 how, kind, where = _trouble(fact)
                 key = (how, fact.step, fact.hook, kind, fact.message)
@@ -185,8 +185,8 @@ class _Gathered:
                 )  # fmt: skip
 
 
-def _trouble(fact: facts.HookException | facts.Swallowed | facts.Log) -> tuple[str, str, str]:
+def _trouble(fact: facts.HookExceptionFact | facts.SwallowedFact | facts.LogFact) -> tuple[str, str, str]:
     """(what became of it, its type, where)."""
-    if isinstance(fact, facts.Log):
+    if isinstance(fact, facts.LogFact):
         return "logged", fact.level, fact.logger
-    return "raised" if isinstance(fact, facts.HookException) else "swallowed", fact.type, fact.where
+    return "raised" if isinstance(fact, facts.HookExceptionFact) else "swallowed", fact.type, fact.where

@@ -13,8 +13,8 @@ from kvtrace.causes.case import Assigned, Case, make_case
 from kvtrace.causes.outcomes import kept, not_saved
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger.ends import NOT_SAVED
-from kvtrace.ledger.model import LOST_COLUMNS, Run, Span
-from kvtrace.story.model import Range
+from kvtrace.ledger.run import LOST_COLUMNS, Run, Span
+from kvtrace.story.story import Range
 from kvtrace.terms import NOT_OBSERVED, Grade, cause_of
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtrace.ledger.model import RunError
+from kvtrace.ledger.run import RunError
 from kvtrace.ledger.scan import of_a_connector
 from kvtrace.trace import rows
 from kvtrace.trace.format import WORDS

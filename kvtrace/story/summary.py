@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace.errors import KvtraceError
+from kvtrace.report.load import read_report
 from kvtrace.report.model import Report
-from kvtrace.report.read import read_report
 from kvtrace.story import find
 
 SCHEMA = "kvtrace.story-of-report/1"
@@ -16,7 +16,7 @@ _RUN = "give the run directory that the report came from"
 
 
 @dataclass(frozen=True)
-class Event:
+class Example:
     """One of a finding's examples that is of this request."""
 
     finding: str
@@ -30,7 +30,7 @@ class Summary:
     """One request, as far as a report goes."""
 
     row: dict[str, Any]  # as in report.json (requests.rows)
-    events: list[Event] = field(default_factory=list)
+    events: list[Example] = field(default_factory=list)
     remedy: list[str] = field(default_factory=list)  # of the finding that its verdict names
     layers: int = 0
     ranks: int = 0
@@ -53,7 +53,7 @@ def summarize(path: str | Path, wanted: str, layer: str | None = None, token: in
         raise KvtraceError(f"a report does not hold what {asked} asks for", path, _RUN)
     row = dict(_row(report, wanted))
     events = [
-        Event(finding["id"], finding["title"], event["step"], event["text"])
+        Example(finding["id"], finding["title"], event["step"], event["text"])
         for finding in report["findings"]
         for event in finding["events"]
         if event["request"] == row["id"]

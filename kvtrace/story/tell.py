@@ -10,12 +10,12 @@ from typing import Any
 from kvtrace import causes, ledger
 from kvtrace.causes.tables import rows
 from kvtrace.errors import KvtraceError
-from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.run import Engine, Run
 from kvtrace.story import find
-from kvtrace.story.model import Pair, Story
 from kvtrace.story.moments import Subject, moments
 from kvtrace.story.ranges import ranges
 from kvtrace.story.records import Source, sources
+from kvtrace.story.story import Pair, Story
 from kvtrace.trace import facts
 from kvtrace.trace.reader import of_type
 from kvtrace.trace.rows import Arrival, of_kind
@@ -36,7 +36,7 @@ def tell(run_dir: Path, wanted: str, layer: str | None = None, token: int | None
     clients = {
         fact.engine: fact.client
         for source in spools
-        for _, fact in of_type(facts.ClientId, source.documents)
+        for _, fact in of_type(facts.ClientIdFact, source.documents)
         if fact.engine
     }
     ident, number = find.find(wanted, [one for _, one in _arrivals(spools)], clients)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvtrace.ledger.model import Engine, Worker
-from kvtrace.story.model import Call, RankStep
+from kvtrace.ledger.run import Engine, Worker
 from kvtrace.story.records import Source, step_rows
+from kvtrace.story.story import HookCalls, RankStep
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, Dispatch, Flag, Role, Skip
 from kvtrace.trace.reader import SpoolError, layer_ids
@@ -37,20 +37,20 @@ def on_ranks(
             notes.append(str(error))
             continue
         for step in steps:
-            in_step = _InStep(worker, names, began)
+            in_step = _WorkerStep(worker, names, began)
             for row in by_step.get(step, ()):
                 in_step.add(row)
             found[step].append(in_step.result())
     return found, notes
 
 
-class _InStep:
+class _WorkerStep:
     """Gathers one step on one worker."""
 
     def __init__(self, worker: Worker, names: Mapping[int, str], began: int) -> None:
         self._worker, self._names, self._began = worker, names, began
         self._step = RankStep(worker.rank, worker.process, len(worker.kv_layers), "not-recorded", "", 0, 0)
-        self._calls: dict[tuple[str, str, str], Call] = {}
+        self._calls: dict[tuple[str, str, str], HookCalls] = {}
         self._effects: list[rows.Effect] = []
         self._readers: dict[type[Any], Callable[[Any], None]] = {
             rows.Execution: self._execution,
@@ -76,11 +76,11 @@ class _InStep:
 
     def _call(
         self, row: rows.HookCall | rows.OpCall | rows.QuietCalls, kind: str, layer: str, spent: int
-    ) -> Call:
+    ) -> HookCalls:
         name = (hooks if kind == "hook" else ops).name_of(rows.code(row.head))
         name = name or f"{kind} {rows.code(row.head)}"
         known = self._calls.setdefault(
-            (kind, name, layer), Call(name, kind, layer, 0, row.t0 - self._began, 0)
+            (kind, name, layer), HookCalls(name, kind, layer, 0, row.t0 - self._began, 0)
         )
         known.calls += 1
         known.total_ns += max(0, spent)

@@ -67,7 +67,7 @@ class Header(Document):
 
 
 @dataclass(frozen=True)
-class Target(Document):
+class TargetFact(Document):
     """What became of one row of the target table in this process."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.TARGET
@@ -123,7 +123,7 @@ class KvTransfer(Document):
 
 
 @dataclass(frozen=True)
-class Engine(Document):
+class EngineFact(Document):
     """One Scheduler instance and the engine it schedules for; ``tag`` 0 where no scheduler announced it."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.ENGINE
@@ -163,7 +163,7 @@ class Engine(Document):
 
 
 @dataclass(frozen=True)
-class Worker(Document):
+class WorkerFact(Document):
     """One worker, once its KV cache exists. ``connector``: index of the connector in its process;
     ``kv_layers``: layers that keep KV of tokens; ``other_layers``: those in the KV cache that keep something
     else, with what (a value of NOT_OF_TOKENS); ``slot_bytes``: bytes of one token's slot in a layer, where
@@ -193,7 +193,7 @@ UNIT_NAME = re.compile(r"unit|chunk|grain|granul|segment|stripe", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Connector(Document):
+class ConnectorFact(Document):
     """One connector object. ``ordinal``: its index in the process (None or 0: it could not be made);
     ``noop``: hooks whose body does nothing, and a lookup with one answer for all; ``overrides``: hooks that
     its class defines; ``ints``: integers that it holds, or its module as constants, and that may be a storage
@@ -222,7 +222,7 @@ class Connector(Document):
 
 
 @dataclass(frozen=True)
-class EngineArgs(Document):
+class EngineArgsFact(Document):
     """Engine arguments that differ from their class default."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.ENGINE_ARGS
@@ -231,7 +231,7 @@ class EngineArgs(Document):
 
 
 @dataclass(frozen=True)
-class HookException(Document):
+class HookExceptionFact(Document):
     """An exception that left a hook, or ended a thread of the connector's (hook "thread"; ``step``: the one
     that the thread worked for, as far as that is known)."""
 
@@ -248,11 +248,11 @@ class HookException(Document):
 
 
 HOOKS = "hooks"
-"""Of an :class:`AgentError`: hooks of a connector that are not seen, and why."""
+"""Of an :class:`AgentErrorFact`: hooks of a connector that are not seen, and why."""
 
 
 @dataclass(frozen=True)
-class AgentError(Document):
+class AgentErrorFact(Document):
     """The agent itself failed, ``where``, or can't do its part there."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.AGENT_ERROR
@@ -262,7 +262,7 @@ class AgentError(Document):
 
 
 @dataclass(frozen=True)
-class ClientId(Document):
+class ClientIdFact(Document):
     """The client's id of a request, and the one that the engine gave it."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.CLIENT_ID
@@ -272,7 +272,7 @@ class ClientId(Document):
 
 
 @dataclass(frozen=True)
-class HandOver(Document):
+class HandOverFact(Document):
     """The ids in a request's ``kv_transfer_params``: by them one engine finds what another one computed.
 
     Attributes:
@@ -291,7 +291,7 @@ class HandOver(Document):
 
 
 @dataclass(frozen=True)
-class Swallowed(Document):
+class SwallowedFact(Document):
     """An exception that the connector handled itself, in a watched call or in its work in the background.
 
     Attributes:
@@ -330,7 +330,7 @@ class Swallowed(Document):
 
 
 @dataclass(frozen=True)
-class Log(Document):
+class LogFact(Document):
     """A record of WARNING or above that the connector logged. ``shown``: whether a handler shows it."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.LOG
@@ -347,7 +347,7 @@ class Log(Document):
 
 
 @dataclass(frozen=True)
-class ConfigKeys(Document):
+class ConfigKeysFact(Document):
     """Keys of kv_connector_extra_config: given, of these the ones that the connector's source asks for, and
     others that it asks for. ``hidden``: it may ask for any."""
 
@@ -361,7 +361,7 @@ class ConfigKeys(Document):
 
 
 @dataclass(frozen=True)
-class DeviceTiming(Document):
+class DeviceTimingFact(Document):
     """Whether device times are taken in this process; ``why`` not."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.DEVICE
@@ -374,7 +374,7 @@ class DeviceTiming(Document):
 
 
 @dataclass(frozen=True)
-class Graphs(Document):
+class GraphsFact(Document):
     """What was decided about CUDA graphs when an engine's first step began."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.GRAPHS
@@ -387,7 +387,7 @@ class Graphs(Document):
 
 
 @dataclass(frozen=True)
-class StartFailed(Document):
+class StartFailedFact(Document):
     """An engine that never came up: the stage that raised (a method of the worker, or one of ``engine core``,
     ``configuration``, ``LLM``, ``command line``), and what. ``type``: "" where vLLM refused without an
     exception; ``where``: the connector's line, else the innermost one."""
@@ -401,7 +401,7 @@ class StartFailed(Document):
 
 
 @dataclass(frozen=True)
-class UnreadableMetadata(Document):
+class UnreadableMetadataFact(Document):
     """Something in a connector's metadata that may name KV and is not understood.
 
     ``connector``: its index; ``cls``: the metadata's class; ``field``: the path in it (``jobs[].spans``), ""
@@ -441,7 +441,7 @@ class Limit(str, Enum):
 
 
 @dataclass(frozen=True)
-class WatchLimits(Document):
+class WatchLimitsFact(Document):
     """Something of a connector's work that the watch could not follow; at most 8 of a kind for a connector.
 
     Attributes:
@@ -464,7 +464,7 @@ class WatchLimits(Document):
 
 
 @dataclass(frozen=True)
-class LoadErrors(Document):
+class LoadErrorsFact(Document):
     """Blocks of a request's prompt against the first ones that were computed of the same tokens.
 
     Attributes:
@@ -490,9 +490,9 @@ class LoadErrors(Document):
 
 
 AnyFact = (
-    Target | Engine | Worker | Connector | EngineArgs | HookException | AgentError | ClientId | Swallowed
-    | Log | ConfigKeys | DeviceTiming | Graphs | StartFailed | UnreadableMetadata | WatchLimits
-    | HandOver | LoadErrors
+    TargetFact | EngineFact | WorkerFact | ConnectorFact | EngineArgsFact | HookExceptionFact | AgentErrorFact
+    | ClientIdFact | SwallowedFact | LogFact | ConfigKeysFact | DeviceTimingFact | GraphsFact
+    | StartFailedFact | UnreadableMetadataFact | WatchLimitsFact | HandOverFact | LoadErrorsFact
 )  # fmt: skip
 FACTS: dict[fmt.Fact, type[AnyFact]] = {kind.CODE: kind for kind in get_args(AnyFact)}
 

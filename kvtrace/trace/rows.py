@@ -55,7 +55,7 @@ class Bytes(NamedTuple):
     part7: Word
 
 
-class Document(NamedTuple):
+class FactRecord(NamedTuple):
     """A JSON document (:mod:`kvtrace.trace.facts`); code: Fact. The text follows in BYTES records."""
 
     head: Word
@@ -515,7 +515,7 @@ R = TypeVar("R", bound=NamedTuple)
 ROWS: dict[Kind, type[Any]] = {
     Kind.NAME: Name,
     Kind.BYTES: Bytes,
-    Kind.FACT: Document,
+    Kind.FACT: FactRecord,
     Kind.HOOK: HookCall,
     Kind.OP: OpCall,
     Kind.STEP: Step,

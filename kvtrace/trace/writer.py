@@ -135,9 +135,9 @@ class Recorder:
         text = json.dumps(document.to_json(), separators=(",", ":"), default=str)
         data = text.encode("utf-8", "replace")
         head = fmt.pack_head(Kind.FACT, role, document.CODE)
-        self._add_text(rows.Document(head, time.perf_counter_ns(), len(data), zlib.crc32(data)), data)
+        self._add_text(rows.FactRecord(head, time.perf_counter_ns(), len(data), zlib.crc32(data)), data)
 
-    def _add_text(self, announcement: rows.Name | rows.Document, data: bytes) -> None:
+    def _add_text(self, announcement: rows.Name | rows.FactRecord, data: bytes) -> None:
         # One call for all of it: no other thread's record can come between.
         self._store.add([*announcement, *fmt.payload_words(data)])
 

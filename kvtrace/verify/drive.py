@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtrace.verify.answers import VerifyError
-from kvtrace.verify.engine import Engine, Reply, Request
+from kvtrace.verify.engine import EngineUnderTest, Reply, RequestToMake
 from kvtrace.verify.evidence import IDENT, Evidence
 from kvtrace.verify.observed import Asked, Death, with_stored
 from kvtrace.verify.workload import MODEL, RESET, STORE_ACTS, Round, Streams, Workload, parse
@@ -52,7 +52,7 @@ class Driver:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineUnderTest,
         streams: Streams,
         look: Callable[[], Evidence],
         progress: Progress = lambda done, total, what: None,
@@ -170,7 +170,7 @@ class Driver:
             first = len(self.asked)
             tokens = [self._streams.tokens(name, prompt) for prompt in batch]
             requests = [
-                Request(
+                RequestToMake(
                     f"{IDENT}-{first + at}",
                     ids,
                     prompt.generate,

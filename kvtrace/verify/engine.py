@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestToMake:
     """One request to make. ``id``: the client's, also in the run directory. ``adapter``: number of one of the
     engine's LoRA adapters, from 1; 0 the model itself. ``transfer``: its ``kv_transfer_params``."""
 
@@ -42,14 +42,14 @@ class Reply:
     transfer: Mapping[str, Any] | None = None
 
 
-class Engine(Protocol):
+class EngineUnderTest(Protocol):
     """An engine with a connector. All calls come from one thread."""
 
     @property
     def adapters(self) -> int:
         """LoRA adapters that it serves."""
 
-    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
         """Make them together; the replies in their order. Never raises: errors stand in the replies."""
 
     def reset(self, patience: float) -> bool | None:

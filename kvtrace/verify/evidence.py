@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
-from kvtrace.ledger.model import Engine, Run
 from kvtrace.ledger.read import read_run
+from kvtrace.ledger.run import Engine, Run
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.terms import NOT_OBSERVED
 from kvtrace.trace import hooks, rows
-from kvtrace.trace.facts import LoadErrors
+from kvtrace.trace.facts import LoadErrorsFact
 from kvtrace.trace.format import SPOOL_DIR, WORDS, Kind, Role
 from kvtrace.trace.reader import Records, SpoolError, spool_paths
 
@@ -40,7 +40,7 @@ class LayerError:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RequestSeen:
     """One request as its engine's spools tell it. Counts are tokens, unless they say token-layers.
 
     Attributes:
@@ -94,14 +94,14 @@ class Evidence:
     """Of one or more runs that are read as one. ``engine``: the one that has the connector."""
 
     engine: Engine | None
-    seen: Mapping[int, Sequence[Seen]]
+    seen: Mapping[int, Sequence[RequestSeen]]
     """Number of a request -> as each engine saw it (of a prefill and a decode server two)."""
     run: Run | None = None
     hook_shares: Mapping[str, float] = field(default_factory=dict)
     """Hook -> the share that it takes of each step of those in which it takes most, that make up HARDEST of a
     worker's time: most steps of these workloads load or decode, and no slow save is in them."""
 
-    def of(self, number: int) -> Seen | None:
+    def of(self, number: int) -> RequestSeen | None:
         """As the engine saw it that answered it, the last one; saved by any of them."""
         found = self.seen.get(number)
         if not found:
@@ -141,7 +141,7 @@ def _read(directory: Path) -> Evidence:
     loads = {load.request: load for load in run.load_rows}
     in_hand, gone = _ended(run, _IN_HAND), _ended(run, (SaveEnd.LOST_LATER,))
     unseen = run.base[run.base["outcome"] == NOT_OBSERVED].groupby("request")["prompt"].sum().to_dict()
-    seen: dict[int, list[Seen]] = defaultdict(list)
+    seen: dict[int, list[RequestSeen]] = defaultdict(list)
     by_tag = {engine.tag: engine for engine in run.engines}
     producers = {engine.tag for engine in run.engines if engine.role == "kv_producer"}
     for row, one in sorted(enumerate(_rows(run.requests)), key=lambda at: at[1].engine not in producers):
@@ -152,7 +152,7 @@ def _read(directory: Path) -> Evidence:
         of_blocks = errors.get(one.id, ())
         engine = by_tag.get(one.engine)
         seen[int(number[1])].append(
-            Seen(
+            RequestSeen(
                 one.id, one.engine, one.prompt, one.computed,
                 load.local if load else 0,
                 load.answer if load else None,
@@ -236,15 +236,15 @@ def _scan(path: Path) -> SpoolScan | None:
         return None
 
 
-def _errors(scans: Sequence[SpoolScan]) -> dict[str, list[LoadErrors]]:
-    found: dict[str, list[LoadErrors]] = defaultdict(list)
+def _errors(scans: Sequence[SpoolScan]) -> dict[str, list[LoadErrorsFact]]:
+    found: dict[str, list[LoadErrorsFact]] = defaultdict(list)
     for one in scans:
-        for fact in one.facts_of(LoadErrors):
+        for fact in one.facts_of(LoadErrorsFact):
             found[fact.request].append(fact)
     return found
 
 
-def _by_layer(facts: Sequence[LoadErrors]) -> dict[str, LayerError]:
+def _by_layer(facts: Sequence[LoadErrorsFact]) -> dict[str, LayerError]:
     largest: dict[str, float] = defaultdict(float)
     total: dict[str, float] = defaultdict(float)
     blocks: dict[str, int] = defaultdict(int)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrace.verify.engine import Reply, Request
+from kvtrace.verify.engine import Reply, RequestToMake
 
 _TOP = 5
 """Best tokens at each place that are asked for."""
@@ -78,18 +78,18 @@ class Client:
             self._names = [str(one["id"]) for at, one in enumerate(listed) if not at or one.get("parent")]
         return self._names or [""]
 
-    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
         """Together; the replies in their order."""
         begin = threading.Barrier(len(requests))
 
-        def one(request: Request) -> Reply:
+        def one(request: RequestToMake) -> Reply:
             begin.wait()
             return self._one(request, patience)
 
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(one, requests))
 
-    def body(self, request: Request) -> dict[str, Any]:
+    def body(self, request: RequestToMake) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.models[request.adapter], "prompt": list(request.tokens),
             "max_tokens": request.generate, "temperature": 0.0, "seed": 0, "ignore_eos": True,
@@ -99,7 +99,7 @@ class Client:
         more = {"cache_salt": request.salt, "kv_transfer_params": request.transfer}
         return body | {name: value for name, value in more.items() if value}
 
-    def _one(self, request: Request, patience: float) -> Reply:
+    def _one(self, request: RequestToMake, patience: float) -> Reply:
         began = time.monotonic()
         streamed = request.leaves or request.preempted
         body = self.body(request) | ({"stream": True} if streamed else {})
@@ -121,7 +121,7 @@ class Client:
         finally:
             connection.close()
 
-    def _stream(self, answer: http.client.HTTPResponse, request: Request) -> _Parts:
+    def _stream(self, answer: http.client.HTTPResponse, request: RequestToMake) -> _Parts:
         tokens: list[int] = []
         best: list[tuple[float, dict[int, float]]] = []
         for event in _events(answer.readline):

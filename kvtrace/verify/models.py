@@ -120,7 +120,7 @@ def _granite(layer: str, number: int) -> Shapes:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """A kind of model, as far as it decides how vLLM lays out its KV cache.
 
     Attributes:
@@ -145,9 +145,9 @@ class Kind:
         return found
 
 
-KINDS: Mapping[str, Kind] = {
-    "gqa": Kind("LlamaForCausalLM", {"model_type": "llama"}, _llama),  # grouped-query attention
-    "mla": Kind(  # one latent a token and layer
+KINDS: Mapping[str, ModelKind] = {
+    "gqa": ModelKind("LlamaForCausalLM", {"model_type": "llama"}, _llama),  # grouped-query attention
+    "mla": ModelKind(  # one latent a token and layer
         "DeepseekV2ForCausalLM",
         {
             "model_type": "deepseek_v2", "kv_lora_rank": _RANK, "q_lora_rank": None,
@@ -156,7 +156,7 @@ KINDS: Mapping[str, Kind] = {
         },
         _deepseek,
     ),
-    "sliding": Kind(  # a sliding window beside full attention
+    "sliding": ModelKind(  # a sliding window beside full attention
         "Gemma3ForCausalLM",
         {
             "model_type": "gemma3_text", "sliding_window": 128, "query_pre_attn_scalar": 64,
@@ -166,7 +166,7 @@ KINDS: Mapping[str, Kind] = {
         _gemma,
         6,
     ),
-    "hybrid": Kind(  # layers that keep a state a request beside full attention
+    "hybrid": ModelKind(  # layers that keep a state a request beside full attention
         "GraniteMoeHybridForCausalLM",
         {
             "model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"] * (_LAYERS // 2),
@@ -220,7 +220,7 @@ def make(kind: str, place: Path | None = None, other: bool = False) -> Path:
     return path
 
 
-def _documents(kind: Kind) -> Iterator[tuple[str, Any]]:
+def _documents(kind: ModelKind) -> Iterator[tuple[str, Any]]:
     yield "config.json", {"architectures": [kind.architecture], **_common(kind.layers), **kind.config}
     yield "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     special = ["<pad>", "<s>", "</s>", "<unk>"]

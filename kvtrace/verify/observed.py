@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify.engine import Reply
-from kvtrace.verify.evidence import Evidence, Seen
+from kvtrace.verify.evidence import Evidence, RequestSeen
 from kvtrace.verify.workload import MODEL, STORE_ACTS, Prompt
 
 BAD = (
@@ -48,7 +48,7 @@ class Asked:
     prompt: Prompt
     tokens: Sequence[int]
     reply: Reply
-    seen: Seen | None = None
+    seen: RequestSeen | None = None
     stored: int = 0
     """Leading tokens that a request had before the last rest, of the same asker, that was answered, in the
     same life of the engine: what was asked just now may still be written, and what outlasts a restart is a
@@ -96,7 +96,7 @@ class Death:
 
 
 @dataclass(frozen=True)
-class Facts:
+class EngineFacts:
     """Of the engine, as far as they decide about the workload. 0: not known."""
 
     block: int
@@ -158,7 +158,7 @@ class Observed:
 
     asked: Sequence[Asked]
     evidence: Evidence
-    facts: Facts
+    facts: EngineFacts
     settings: Settings = field(default_factory=Settings)
     died: str = ""
     deaths: Sequence[Death] = ()

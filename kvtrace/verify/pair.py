@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
-from kvtrace.verify.engine import Engine, Reply, Request
+from kvtrace.verify.engine import EngineUnderTest, Reply, RequestToMake
 
 ASKS = {
     "do_remote_decode": True, "do_remote_prefill": False,
@@ -16,7 +16,7 @@ ASKS = {
 """``kv_transfer_params`` of a request to the prefill server, as vLLM's own proxies write them."""
 
 
-class Side(Engine, Protocol):
+class Side(EngineUnderTest, Protocol):
     """One of the two."""
 
     def start(self) -> None: ...
@@ -24,7 +24,7 @@ class Side(Engine, Protocol):
     def stop(self) -> None: ...
 
 
-class Pair:
+class ServerPair:
     """What the prefill server answers with (``kv_transfer_params``) goes to the decode server."""
 
     def __init__(self, prefill: Side, decode: Side) -> None:
@@ -51,7 +51,7 @@ class Pair:
     def adapters(self) -> int:
         return min(side.adapters for side in self._both)
 
-    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
         """One that the prefill server does not answer has its error, and goes no further."""
         first = self._prefill.ask(
             [replace(one, generate=1, leaves=False, preempted=False, transfer=ASKS) for one in requests],

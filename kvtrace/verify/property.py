@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtrace.verify.answers import Verdict
-from kvtrace.verify.observed import Asked, Facts, Observed
+from kvtrace.verify.observed import Asked, EngineFacts, Observed
 
 QUICK, FULL = "quick", "full"
 SUITES = (QUICK, FULL)
 
 
-def no_workload(facts: Facts) -> str:
+def no_workload(facts: EngineFacts) -> str:
     """Of a property that is judged by the requests of all others."""
     return ""
 
@@ -33,6 +33,6 @@ class Property:
     id: str
     title: str
     judge: Callable[[list[Asked], Observed], Verdict]
-    workload: Callable[[Facts], str] = no_workload
+    workload: Callable[[EngineFacts], str] = no_workload
     suite: str = QUICK
     shrinks: bool = True

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.command import address
-from kvtrace.verify.engine import Reply, Request
+from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.http import Client
 from kvtrace.words import clean
 
@@ -86,7 +86,7 @@ class Server:
     def adapters(self) -> int:
         return len(self._client.models) - 1
 
-    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
         with contextlib.suppress(OSError):
             self._mark = self._log.stat().st_size
         return self._client.ask(requests, patience)
@@ -109,7 +109,7 @@ class Server:
 
     def _nudge(self) -> None:
         self._nudges += 1
-        self.ask([Request(f"kvnudge-{self._nudges}", [100 + self._nudges % 300] * _NUDGE, 2)], 20.0)
+        self.ask([RequestToMake(f"kvnudge-{self._nudges}", [100 + self._nudges % 300] * _NUDGE, 2)], 20.0)
 
     def nudge(self) -> None:
         """Have the engine make a few steps."""

@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvtrace.launch.rundir import RunDir, safe_name, shown
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.trace.config import new_salt
 from kvtrace.trace.format import SPOOL_DIR
 from kvtrace.verify import child, connector, models, shrink
 from kvtrace.verify.answers import Answer, Answered, Number, Result, VerifyError
 from kvtrace.verify.command import without_connector
 from kvtrace.verify.drive import Driver, Progress
-from kvtrace.verify.engine import Reply, Request
+from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence, read
 from kvtrace.verify.judge import judged
-from kvtrace.verify.observed import Arm, Facts, Observed, Question, Settings
-from kvtrace.verify.pair import Pair
+from kvtrace.verify.observed import Arm, EngineFacts, Observed, Question, Settings
+from kvtrace.verify.pair import ServerPair
 from kvtrace.verify.property import FULL, QUICK
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.served import Server
@@ -103,7 +103,7 @@ def parse_share(option: str, text: str) -> float:
     return share
 
 
-class Traced:
+class TracedServer:
     """The user's server, traced, as an engine; each start of it has a run directory of its own, and all of
     them are read as one. Those with the ``other`` command, which has another model, by themselves: the same
     tokens compute to other KV there."""
@@ -137,7 +137,7 @@ class Traced:
     def adapters(self) -> int:
         return self._running.adapters
 
-    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
         return self._running.ask(requests, patience)
 
     def reset(self, patience: float) -> bool | None:
@@ -179,10 +179,10 @@ class Traced:
         return self._server
 
 
-class TracedPair(Pair):
+class TracedPair(ServerPair):
     """A prefill and a decode server, both traced, read as one."""
 
-    def __init__(self, prefill: Traced, decode: Traced) -> None:
+    def __init__(self, prefill: TracedServer, decode: TracedServer) -> None:
         super().__init__(prefill, decode)
         decode.salt = prefill.salt  # fingerprints are compared across the two
         self._sides = prefill, decode
@@ -319,19 +319,19 @@ class _One:
             self._notes,
         )
 
-    def _engine(self) -> Traced | TracedPair:
+    def _engine(self) -> TracedServer | TracedPair:
         patience, decode = self._options.start_timeout, self._options.decode
         if not decode:
-            return Traced(self._command, self._environ, self._directory, patience, self._other)
+            return TracedServer(self._command, self._environ, self._directory, patience, self._other)
         sides = []
         for name, command in (("prefill", self._command), ("decode", decode)):
             folder = self._directory / name
             folder.mkdir(mode=0o700)
-            sides.append(Traced(command, self._environ, folder, patience))
+            sides.append(TracedServer(command, self._environ, folder, patience))
         return TracedPair(*sides)
 
     def _smaller(
-        self, driver: Driver, engine: Traced | TracedPair, facts: Facts
+        self, driver: Driver, engine: TracedServer | TracedPair, facts: EngineFacts
     ) -> dict[str, tuple[str, str]]:
         """Property -> the smallest case found, of those that fail; the engine is still up."""
         suite = of_suite(self._options.suite)
@@ -395,13 +395,13 @@ class _One:
 
 def _batches(
     turn: int, prompts: Sequence[Question], preempted: Set[Question]
-) -> list[list[tuple[int, Request]]]:
+) -> list[list[tuple[int, RequestToMake]]]:
     """Prompts by number, in the order in which a turn asks them, and those together that it asks together."""
     together = turn == 1
     asked = [
         (
             number,
-            Request(f"kvreference-{turn}-{number}", *one, preempted=together and one in preempted),
+            RequestToMake(f"kvreference-{turn}-{number}", *one, preempted=together and one in preempted),
         )
         for number, one in enumerate(prompts)
     ]
@@ -449,7 +449,7 @@ def subject(engine: Engine) -> str:
     return f"{module}{name} ({configured.role})" if configured.role else f"{module}{name}"
 
 
-def _numbers(facts: Facts) -> dict[str, Number]:
+def _numbers(facts: EngineFacts) -> dict[str, Number]:
     return {
         "block": facts.block, "max_num_batched_tokens": facts.budget, "max_model_len": facts.longest,
         "layers": facts.layers, "unit": facts.unit,

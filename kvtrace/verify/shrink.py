@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtrace.verify.answers import Answer
 from kvtrace.verify.drive import Driver, Job
-from kvtrace.verify.observed import Facts, Settings
+from kvtrace.verify.observed import EngineFacts, Settings
 from kvtrace.verify.property import Property
 from kvtrace.verify.suite import Look, observed
 from kvtrace.verify.workload import Piece, Prompt, Round, Workload, parse
@@ -35,7 +35,9 @@ class Shrinker:
         seconds: for each property, about.
     """
 
-    def __init__(self, driver: Driver, look: Look, facts: Facts, settings: Settings, seconds: float) -> None:
+    def __init__(
+        self, driver: Driver, look: Look, facts: EngineFacts, settings: Settings, seconds: float
+    ) -> None:
         self._driver, self._look, self._facts, self._settings = driver, look, facts, settings
         self._seconds = seconds
         self._number = 0
@@ -81,7 +83,7 @@ def size(workload: Workload) -> tuple[int, int]:
     return len(workload.prompts), sum(prompt.length for prompt in workload.prompts)
 
 
-def _search(facts: Facts, fails: Callable[[Workload], bool]) -> None:
+def _search(facts: EngineFacts, fails: Callable[[Workload], bool]) -> None:
     import hypothesis
 
     settings = hypothesis.settings(
@@ -97,7 +99,7 @@ def _search(facts: Facts, fails: Callable[[Workload], bool]) -> None:
         pass  # none was found in time, or it fails now and then: what was found is known
 
 
-def workloads(facts: Facts) -> Any:
+def workloads(facts: EngineFacts) -> Any:
     """A strategy: prompts that are asked, one by one or together, and asked again."""
     from hypothesis import strategies as st
 

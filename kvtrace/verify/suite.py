@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtrace.ledger.model import Engine, RunError
+from kvtrace.ledger.run import Engine, RunError
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.evidence import Evidence
 from kvtrace.verify.judge import workloads
-from kvtrace.verify.observed import Facts, Observed, Settings, taken_unit, unit_of
+from kvtrace.verify.observed import EngineFacts, Observed, Settings, taken_unit, unit_of
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.workload import MODEL, STORE_ACTS, parse
 
@@ -18,7 +18,9 @@ CASE = "case"
 Look = Callable[[], Evidence]
 
 
-def ask(driver: Driver, look: Look, suite: str, case: str = "", store: bool = False) -> tuple[Engine, Facts]:
+def ask(
+    driver: Driver, look: Look, suite: str, case: str = "", store: bool = False
+) -> tuple[Engine, EngineFacts]:
     """Ask everything, or one case alone.
 
     Args:
@@ -60,7 +62,7 @@ def ask(driver: Driver, look: Look, suite: str, case: str = "", store: bool = Fa
     return first, facts
 
 
-def observed(driver: Driver, evidence: Evidence, facts: Facts, settings: Settings) -> Observed:
+def observed(driver: Driver, evidence: Evidence, facts: EngineFacts, settings: Settings) -> Observed:
     """What the properties judge."""
     return Observed(
         driver.seen(evidence), evidence, facts, settings,
@@ -69,7 +71,7 @@ def observed(driver: Driver, evidence: Evidence, facts: Facts, settings: Setting
     )  # fmt: skip
 
 
-def probes(facts: Facts) -> list[tuple[int, int]]:
+def probes(facts: EngineFacts) -> list[tuple[int, int]]:
     """Lengths of prompts, two a block or two apart: a few blocks, then all that fits into one step, then the
     longest."""
     block, most = facts.block, facts.longest - 32
@@ -79,7 +81,7 @@ def probes(facts: Facts) -> list[tuple[int, int]]:
     return [(max(1, length - block), length) for length in tried]
 
 
-def _with_unit(facts: Facts, driver: Driver, look: Look) -> Facts:
+def _with_unit(facts: EngineFacts, driver: Driver, look: Look) -> EngineFacts:
     if driver.died:
         return facts
     seen = driver.seen(look())
@@ -87,11 +89,11 @@ def _with_unit(facts: Facts, driver: Driver, look: Look) -> Facts:
     return replace(facts, unit=unit)
 
 
-def facts_of(engine: Engine, store: bool = False) -> Facts:
+def facts_of(engine: Engine, store: bool = False) -> EngineFacts:
     """Of an engine, from its spools."""
     known = engine.facts
     longest = known.max_model_len or 2048
-    return Facts(
+    return EngineFacts(
         block=engine.block_size or 16,
         budget=known.max_num_batched_tokens or 0,
         longest=longest,

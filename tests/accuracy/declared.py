@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace.trace import hooks, rows
-from kvtrace.trace.facts import UnreadableMetadata
+from kvtrace.trace.facts import UnreadableMetadataFact
 from kvtrace.trace.format import Flag, Kind
 from kvtrace.trace.reader import Spool, of_type, spool_paths
 
@@ -44,11 +44,11 @@ class Answer:
     said: tuple[Interval | None, ...]
 
 
-def builds(trace: Path) -> tuple[list[Build], list[UnreadableMetadata]]:
+def builds(trace: Path) -> tuple[list[Build], list[UnreadableMetadataFact]]:
     """The calls of a run, in order, and what was not understood in it."""
     found: list[Build] = []
     entries: list[tuple[rows.MetadataEntry, str]] = []
-    problems: list[UnreadableMetadata] = []
+    problems: list[UnreadableMetadataFact] = []
     for path in spool_paths(trace):
         spool = Spool(path)
         for chunk in spool.chunks():
@@ -60,7 +60,7 @@ def builds(trace: Path) -> tuple[list[Build], list[UnreadableMetadata]]:
                 call = rows.HookCall(*row)
                 unreadable = bool(rows.flags(call.head) & Flag.UNREADABLE)
                 found.append(Build(call.t0, call.t1, call.step, unreadable))
-        problems.extend(fact for _, fact in of_type(UnreadableMetadata, spool.documents()))
+        problems.extend(fact for _, fact in of_type(UnreadableMetadataFact, spool.documents()))
     # of connectors inside a connector the outer one's call is the longest
     by_step = {build.step: build for build in sorted(found, key=lambda build: build.t1 - build.t0)}
     for entry, request in entries:

@@ -22,7 +22,7 @@ from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.config import AgentConfig
-from kvtrace.trace.facts import DeviceTiming
+from kvtrace.trace.facts import DeviceTimingFact
 from kvtrace.trace.format import DETAIL_IS_OP, Fact, Flag, Kind, Stop
 from kvtrace.trace.rows import code, detail, flags
 
@@ -109,7 +109,7 @@ def test_the_bound_never_says_more_than_there_was(calls: list[tuple[int, int, bo
         patch.setattr(AGENT, "recorder", SimpleNamespace(full=False, alive=True))
         device = Device()
         device._cuda, device._sampler = cuda, BudgetAccount("full", 0.01)
-        device._free = [device_module.Pair(cuda.Event(True), cuda.Event(True)) for _ in range(8)]
+        device._free = [device_module.EventPair(cuda.Event(True), cuda.Event(True)) for _ in range(8)]
         device.begin(1)
         for work, host, waits in calls:
 
@@ -264,7 +264,7 @@ def test_a_device_that_fails_costs_one_line_and_no_call(
     assert capsys.readouterr().err.count("\n") == 1
     last = trace.facts(Fact.DEVICE)[-1]
     why = "RuntimeError: CUDA error: out of memory"
-    assert last == DeviceTiming("full", 0.01, on=False, pairs=0, why=why).to_json()
+    assert last == DeviceTimingFact("full", 0.01, on=False, pairs=0, why=why).to_json()
     assert trace.facts(Fact.AGENT_ERROR) == [] and not device.on
 
 

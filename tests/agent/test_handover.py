@@ -9,7 +9,7 @@ import pytest
 from kvtrace.agent import boot
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps import handover
-from kvtrace.trace.facts import HandOver, Header
+from kvtrace.trace.facts import HandOverFact, Header
 from kvtrace.trace.reader import of_type
 
 from . import fakes
@@ -32,16 +32,16 @@ class HandsOver(fakes.KVConnectorBase_V1):
         return True, OF_A_PREFILL
 
 
-def recorded(trace) -> list[HandOver]:
+def recorded(trace) -> list[HandOverFact]:
     AGENT.flush()
     spool, _ = trace.read()
-    return [fact for _, fact in of_type(HandOver, spool.documents())]
+    return [fact for _, fact in of_type(HandOverFact, spool.documents())]
 
 
 def test_the_ids_that_a_request_brings(trace):
     handover.came_with(SimpleNamespace(request_id="req-2", kv_transfer_params=OF_A_PREFILL))
     ids = {"remote_engine_id": "engine-a", "remote_request_id": "req-1"}
-    assert recorded(trace) == [HandOver("req-2", False, ids, ("do_remote_prefill",))]
+    assert recorded(trace) == [HandOverFact("req-2", False, ids, ("do_remote_prefill",))]
 
 
 def test_the_ids_that_the_connector_returns(trace):

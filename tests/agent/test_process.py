@@ -13,7 +13,7 @@ import pytest
 from kvtrace.agent.engine import worker
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
-from kvtrace.trace.facts import Target
+from kvtrace.trace.facts import TargetFact
 from kvtrace.trace.format import Kind, Role
 from kvtrace.trace.reader import Spool, spool_paths
 from kvtrace.trace.rows import code, kind
@@ -52,7 +52,7 @@ def test_a_forked_child_opens_its_own_spool_when_it_writes(trace):
 
 
 def test_standing_facts_are_in_every_spool_that_is_opened(trace, tmp_path):
-    target = Target(id="x", status="found")
+    target = TargetFact(id="x", status="found")
     AGENT.fact(target, Role.FRONT, standing="x")
     AGENT.close()
     AGENT.open(AGENT.config)

@@ -35,7 +35,7 @@ from kvtrace.agent.watch import call, policy, states
 from kvtrace.agent.watch.operations import READ, Touched
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
-from kvtrace.trace.facts import ClientId
+from kvtrace.trace.facts import ClientIdFact
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
     NONE_ANSWER,
@@ -418,7 +418,7 @@ case(
     **{part: int.from_bytes(text, "little") for part, text in PARTS.items()},
 )  # fmt: skip
 case(
-    "fact", Kind.FACT, lambda: AGENT.fact(ClientId("mine", "engine-7"), Role.FRONT), {"role": Role.FRONT},
+    "fact", Kind.FACT, lambda: AGENT.fact(ClientIdFact("mine", "engine-7"), Role.FRONT), {"role": Role.FRONT},
     t=NOW, **crc(b'{"client":"mine","engine":"engine-7"}'),
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim
 
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.cause import LOADS
-from kvtrace.causes.model import Finding
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
 from kvtrace.terms import LIMIT, NOTE

@@ -14,11 +14,11 @@ from test_rules import analyse, prompts
 from kvtrace.causes import diagnose
 from kvtrace.causes.case import kept_before, make_case
 from kvtrace.causes.evidence.taken import Kept, _kept
-from kvtrace.causes.evidence.unit import Sample, Store, infer_unit
+from kvtrace.causes.evidence.unit import Sample, StoredUnits, infer_unit
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.model import LOST_COLUMNS, HookException, Outside, Run, Swallowed
 from kvtrace.ledger.reported import Caught
+from kvtrace.ledger.run import LOST_COLUMNS, HookException, OutsideBytes, Run, Swallowed
 from kvtrace.ledger.saves.pairs import reads_of
 from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import Touch
@@ -91,9 +91,9 @@ def test_of_units_for_all_stores_one_fits_what_loads_left_out(tmp_path: Path) ->
     ("end", "unit"), [(384, 128), (383, None)], ids=["filled by a generated token", "not"]
 )
 def test_a_prompt_that_was_kept_as_a_whole_is_no_unit(tmp_path: Path, end: int, unit: int | None) -> None:
-    whole = replace(sample(383, 383), stores=(Store(1, end, -1, 0, end),))
-    named = [Sample(n, (Store(1, 256, -1, 0, 256),), explained=False, after_empty=False, first_chunk=None)
-             for n in (371, 376)]  # fmt: skip
+    whole = replace(sample(383, 383), stores=(StoredUnits(1, end, -1, 0, end),))
+    kept = (StoredUnits(1, 256, -1, 0, 256),)
+    named = [Sample(n, kept, explained=False, after_empty=False, first_chunk=None) for n in (371, 376)]
     found = infer_unit(run_of(tmp_path, span=128).engines[0], [whole, *named], [])
     assert (found.value if found else None) == unit
 
@@ -105,7 +105,7 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     engine = run_of(tmp_path).engines[0]
     engine = replace(engine, facts=replace(engine.facts, max_num_batched_tokens=128))
     once = [
-        replace(sample(prompt, 128), first_chunk=chunk, stores=(Store(step, 128, -1, 0, available),))
+        replace(sample(prompt, 128), first_chunk=chunk, stores=(StoredUnits(step, 128, -1, 0, available),))
         for prompt, chunk, step, available in ((243, 1, 1, 128), (226, 2, 3, 135), (262, 4, 4, 128))
     ]
     found = infer_unit(engine, once, [])
@@ -113,7 +113,7 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     found = infer_unit(engine, once[:2], [])
     assert found is not None and found.kind == "max_num_batched_tokens"
     # Offered with each chunk, and no further than that: then it is one.
-    later = [replace(one, stores=(*one.stores, Store(9, 0, -1, 128, one.prompt))) for one in once[:2]]
+    later = [replace(one, stores=(*one.stores, StoredUnits(9, 0, -1, 128, one.prompt))) for one in once[:2]]
     found = infer_unit(engine, later, [])
     assert found is not None and (found.value, found.kind) == (128, "max_num_batched_tokens")
 
@@ -121,7 +121,7 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
 def test_incomplete_stores_give_a_unit_only_by_different_tails(tmp_path: Path) -> None:
     engine = run_of(tmp_path, span=96).engines[0]
     unsure = [
-        Sample(prompt, (Store(1, named, -1, 0, prompt),), False, False, None, heard=False)
+        Sample(prompt, (StoredUnits(1, named, -1, 0, prompt),), False, False, None, heard=False)
         for prompt, named in ((382, 288), (259, 192))
     ]
     found = infer_unit(engine, unsure, [])
@@ -137,10 +137,10 @@ def test_of_two_units_that_fit_the_one_of_other_stores_is_it(tmp_path: Path) -> 
     engine = run_of(tmp_path, nblk=4).engines[0]
     known = [sample(137, 128), sample(139, 128)]
     assert (found := infer_unit(engine, known, [])) is not None and found.value == 32
-    unsure = Sample(449, (Store(1, 384, -1, 0, 449),), False, False, None, heard=False)
+    unsure = Sample(449, (StoredUnits(1, 384, -1, 0, 449),), False, False, None, heard=False)
     assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 128
     # What neither gives says nothing.
-    unsure = replace(unsure, stores=(Store(1, 200, -1, 0, 449),))
+    unsure = replace(unsure, stores=(StoredUnits(1, 200, -1, 0, 449),))
     assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 32
 
 
@@ -283,7 +283,7 @@ def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, empti
     sim.write()
     run = read_run(tmp_path)
     if emptied:
-        gone = Outside("w", 1, 1000, 1000, 0, 1000, 4, {}, files=8, removed=8, put=1000, taken_away=1000)
+        gone = OutsideBytes("w", 1, 1000, 1000, 0, 1000, 4, {}, files=8, removed=8, put=1000, taken_away=1000)
         run = replace(run, outside=(gone,))
     found = next(one for one in diagnose(run).findings if one.id == "key-mismatch")
     assert (found.severity == LIMIT) == emptied == ("removes what it stored" in found.title)
@@ -557,6 +557,6 @@ def test_a_possible_loss_after_the_read_goes_before_a_choice(
     sim.serve(prompts([40, 200]), Rounding(32).policy())
     sim.write()
     run = read_run(tmp_path)
-    one = Outside("spool", 1, 8192, came, rest, 0, 64, {}, 4, removed, came, came - rest)
+    one = OutsideBytes("spool", 1, 8192, came, rest, 0, 64, {}, 4, removed, came, came - rest)
     found = diagnose(replace(run, outside=[one])).findings
     assert (found[0].id, found[0].severity) == (first, LIMIT)

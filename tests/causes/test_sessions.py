@@ -9,7 +9,7 @@ from synth import Chunk, Entry, Prompt, Sim
 
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.ledger import read_run
-from kvtrace.ledger.model import Run
+from kvtrace.ledger.run import Run
 
 
 def session(

@@ -10,9 +10,9 @@ from synth import Rounding, Sim
 from test_rules import analyse, prompts
 
 from kvtrace.causes import Diagnosis
-from kvtrace.causes.model import Finding
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.ledger import read_run
-from kvtrace.ledger.stuck_file import Frame, Look, StuckFile, Thread
+from kvtrace.ledger.stuck_file import Frame, StuckFile, StuckProcess, Thread
 from kvtrace.trace.sums import summed
 
 STEP = Frame("execute_model", "/x/kvtrace/agent/engine/worker.py", 120)
@@ -36,11 +36,11 @@ OTHER = Thread("logger", False, (Frame("write", "/site/site-packages/other/log.p
 IN_STEP = Thread("MainThread", False, (Frame("all_reduce", "/site/site-packages/vllm/c.py", 7), STEP))
 
 
-def look(*threads: Thread, stood: bool = True, resumed: int | None = None, pid: int = 100) -> Look:
-    return Look(pid, "worker.kvt", 1, 36 * 10**9, 5 * 10**9, False, stood, resumed, threads)
+def look(*threads: Thread, stood: bool = True, resumed: int | None = None, pid: int = 100) -> StuckProcess:
+    return StuckProcess(pid, "worker.kvt", 1, 36 * 10**9, 5 * 10**9, False, stood, resumed, threads)
 
 
-def found(folder: Path, *looks: Look, unseen: str = "") -> tuple[dict[str, Finding], Diagnosis]:
+def found(folder: Path, *looks: StuckProcess, unseen: str = "") -> tuple[dict[str, Finding], Diagnosis]:
     sim = Sim(folder)
     sim.serve(prompts([64, 96]), Rounding(32).policy())
     document = StuckFile(looks=looks, unseen=unseen).to_json()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-import kvtrace.report.read
+import kvtrace.report.load
 from kvtrace import __version__
 from kvtrace.cli.app import main
 from kvtrace.cli.commands import app
@@ -140,7 +140,7 @@ def test_errors_become_codes(
     def fail(path: str, progress: object) -> None:
         raise error
 
-    monkeypatch.setattr(kvtrace.report.read, "read_report", fail)
+    monkeypatch.setattr(kvtrace.report.load, "read_report", fail)
     monkeypatch.delenv("KVTRACE_DEBUG", raising=False)
     got, out, err = call(capsys, "explain", "x")
     assert got == code and out == "" and err.strip().count("\n") == 0 and "Traceback" not in err

@@ -23,11 +23,11 @@ from kvtrace.agent.preflight.facts import (
     Signature,
 )
 from kvtrace.doctor import checks, class_checks, place_checks
-from kvtrace.doctor.answer import Answer, Level, Line
-from kvtrace.doctor.child import Step
-from kvtrace.doctor.command import Command
-from kvtrace.doctor.gather import Facts, Target
-from kvtrace.doctor.places import Place, Seen
+from kvtrace.doctor.answer import DoctorAnswer, Level, Line
+from kvtrace.doctor.child import LookStep
+from kvtrace.doctor.command import ServeCommand
+from kvtrace.doctor.gather import DoctorFacts, TargetCheck
+from kvtrace.doctor.places import ConfigPlace, PlaceSeen
 from kvtrace.launch.spy import FORBIDDEN, MISSING
 from kvtrace.render.doctor import doctor_page
 from kvtrace.render.markdown import markdown
@@ -37,7 +37,9 @@ from kvtrace.trace.mask import mask_text
 
 OK, WARNING, PROBLEM, NOT_KNOWN = Level.OK, Level.WARNING, Level.PROBLEM, Level.NOT_KNOWN
 HOOKS = ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "build_connector_meta")
-COMMAND = Command(("vllm", "serve", "M"), {}, "/bin/vllm", "/bin/python", "/bin", "serve", ("serve", "M"))
+COMMAND = ServeCommand(
+    ("vllm", "serve", "M"), {}, "/bin/vllm", "/bin/python", "/bin", "serve", ("serve", "M")
+)
 PYTHON = Python("3.11.7", "/bin/python", "0.32.0", "2.9.0", "/site/vllm", ("kvtrace", "other"))
 CLASS = Class(
     "Mine",
@@ -64,9 +66,9 @@ def facts_with(
     keys: tuple[ExtraKeys, ...] = (ExtraKeys(("root",), True),),
     engine: Planned = ENGINE,
     parsed: Parsed | None = None,
-    steps: dict[str, Step] | None = None,
+    steps: dict[str, LookStep] | None = None,
     **others: Any,
-) -> Facts:
+) -> DoctorFacts:
     """What a look at a healthy connector found, with some of it replaced; through JSON, as it comes."""
     found = {
         facts.PYTHON: asdict(python),
@@ -77,39 +79,39 @@ def facts_with(
         facts.KEYS: {"keys": [asdict(one) for one in keys]},
         facts.ENGINE: asdict(engine),
     }
-    whole = {name: Step("done", json.loads(json.dumps(one))) for name, one in found.items()}
-    targets = (Target("scheduler", True, (), True), Target("older", False, ("no module x",), True))
+    whole = {name: LookStep("done", json.loads(json.dumps(one))) for name, one in found.items()}
+    targets = (TargetCheck("scheduler", True, (), True), TargetCheck("older", False, ("no module x",), True))
     given: dict[str, Any] = {"targets": targets, "spy": "", "kvtrace": "0.1.0", **others}
-    return Facts(given.pop("command", COMMAND), steps={**whole, **(steps or {})}, **given)
+    return DoctorFacts(given.pop("command", COMMAND), steps={**whole, **(steps or {})}, **given)
 
 
-def of_class(**fields: Any) -> Facts:
+def of_class(**fields: Any) -> DoctorFacts:
     """The same with these fields of the class; ``steps``: those that end otherwise."""
     steps = fields.pop("steps", None)
     return facts_with(classes=(replace(CLASS, **fields),), steps=steps)
 
 
-def of_engine(**fields: Any) -> Facts:
+def of_engine(**fields: Any) -> DoctorFacts:
     return facts_with(engine=replace(ENGINE, **fields))
 
 
-def of_python(**fields: Any) -> Facts:
+def of_python(**fields: Any) -> DoctorFacts:
     others = {name: fields.pop(name) for name in ("steps", "command") if name in fields}
     return facts_with(python=replace(PYTHON, **fields), **others)
 
 
-def of_command(**fields: Any) -> Facts:
+def of_command(**fields: Any) -> DoctorFacts:
     return facts_with(command=replace(COMMAND, **fields))
 
 
-def when(step: str, ended: Step) -> Facts:
+def when(step: str, ended: LookStep) -> DoctorFacts:
     return facts_with(steps={step: ended})
 
 
-Check = Callable[[Facts], Iterator[Line]]
+Check = Callable[[DoctorFacts], Iterator[Line]]
 
 
-def levels(check: Check, found: Facts) -> list[Level]:
+def levels(check: Check, found: DoctorFacts) -> list[Level]:
     return [line.level for line in check(found)]
 
 
@@ -142,13 +144,13 @@ def test_what_is_known_of_units_windows_and_keys_is_said() -> None:
     assert line.level is NOT_KNOWN and "shows with the command" in line.text
 
 
-def without(*names: str) -> dict[str, Step]:
-    return {name: Step("") for name in names}
+def without(*names: str) -> dict[str, LookStep]:
+    return {name: LookStep("") for name in names}
 
 
-RAISED, HUNG = Step("raised", error="ValueError: no"), Step("hung", where="/mine/kv.py:7")
-DIED = Step("died", error="signal SIGSEGV")
-CASES: dict[Check, dict[str, tuple[Facts, Level, str]]] = {
+RAISED, HUNG = LookStep("raised", error="ValueError: no"), LookStep("hung", where="/mine/kv.py:7")
+DIED = LookStep("died", error="signal SIGSEGV")
+CASES: dict[Check, dict[str, tuple[DoctorFacts, Level, str]]] = {
     checks.python: {
         "no certain Python": (of_command(python=None), NOT_KNOWN, "/bin/vllm"),
         "Python does not start": (when(facts.PYTHON, DIED), WARNING, "SIGSEGV"),
@@ -178,12 +180,12 @@ CASES: dict[Check, dict[str, tuple[Facts, Level, str]]] = {
     },
     checks.targets: {
         "a target is missing": (
-            facts_with(targets=(Target("scheduler", True, ("no Scheduler",), True),)),
+            facts_with(targets=(TargetCheck("scheduler", True, ("no Scheduler",), True),)),
             WARNING,
             "no Scheduler",
         ),
         "a name is missing": (
-            facts_with(targets=(Target("request", True, ("no x",), False),)),
+            facts_with(targets=(TargetCheck("request", True, ("no x",), False),)),
             WARNING,
             "request",
         ),
@@ -267,7 +269,7 @@ CASES: dict[Check, dict[str, tuple[Facts, Level, str]]] = {
     class_checks.graphs: {
         "full graphs": (of_engine(graph_mode="FULL_AND_PIECEWISE"), WARNING, "Mine.save_kv_layer"),
         "work of single layers, without a command": (
-            facts_with(steps={facts.ENGINE: Step("done")}, command=replace(COMMAND, words=(), kind="")),
+            facts_with(steps={facts.ENGINE: LookStep("done")}, command=replace(COMMAND, words=(), kind="")),
             NOT_KNOWN,
             "graphs may leave out Mine.save_kv_layer",
         ),
@@ -381,23 +383,25 @@ def test_without_the_hybrid_manager_layers_are_one_group() -> None:
     assert line.level is OK and "16 tokens a block: all layers are in one KV cache group" in line.text
 
 
-PATH = Place("path", "/store")
-STATES: list[tuple[Seen, Level, Level]] = [
-    (Seen(PATH, "directory", free=1 << 40, writable=True), OK, OK),
-    (Seen(PATH, "directory", free=1 << 20, writable=True), WARNING, WARNING),
-    (Seen(PATH, "directory", free=1 << 40, writable=False), WARNING, PROBLEM),
-    (Seen(PATH, "absent", "/", 1 << 40, True), OK, OK),
-    (Seen(PATH, "refused", "/", 1 << 40, False), WARNING, PROBLEM),
-    (Seen(PATH, "blocked", "/store"), WARNING, PROBLEM),
-    (Seen(PATH, "file", writable=False), OK, PROBLEM),
-    (Seen(PATH, "hung"), WARNING, WARNING),
-    (Seen(Place("peer", host="h", port=1), "open"), OK, OK),
-    (Seen(Place("peer", host="h", port=1), "closed", "refused"), WARNING, WARNING),
+PATH = ConfigPlace("path", "/store")
+STATES: list[tuple[PlaceSeen, Level, Level]] = [
+    (PlaceSeen(PATH, "directory", free=1 << 40, writable=True), OK, OK),
+    (PlaceSeen(PATH, "directory", free=1 << 20, writable=True), WARNING, WARNING),
+    (PlaceSeen(PATH, "directory", free=1 << 40, writable=False), WARNING, PROBLEM),
+    (PlaceSeen(PATH, "absent", "/", 1 << 40, True), OK, OK),
+    (PlaceSeen(PATH, "refused", "/", 1 << 40, False), WARNING, PROBLEM),
+    (PlaceSeen(PATH, "blocked", "/store"), WARNING, PROBLEM),
+    (PlaceSeen(PATH, "file", writable=False), OK, PROBLEM),
+    (PlaceSeen(PATH, "hung"), WARNING, WARNING),
+    (PlaceSeen(ConfigPlace("peer", host="h", port=1), "open"), OK, OK),
+    (PlaceSeen(ConfigPlace("peer", host="h", port=1), "closed", "refused"), WARNING, WARNING),
 ]
 
 
 @pytest.mark.parametrize(("seen", "level", "sure"), STATES)
-def test_a_path_is_a_problem_only_where_it_is_surely_the_store(seen: Seen, level: Level, sure: Level) -> None:
+def test_a_path_is_a_problem_only_where_it_is_surely_the_store(
+    seen: PlaceSeen, level: Level, sure: Level
+) -> None:
     assert levels(place_checks.store, facts_with(places=(("Mine", seen),))) == [level]
     example = replace(CLASS, name="ExampleConnector")
     place = replace(seen.place, key="shared_storage_path" if seen.place.path else "peer")
@@ -406,13 +410,13 @@ def test_a_path_is_a_problem_only_where_it_is_surely_the_store(seen: Seen, level
 
 
 def test_who_only_loads_need_not_write() -> None:
-    seen = Seen(PATH, "directory", free=1 << 40, writable=False)
+    seen = PlaceSeen(PATH, "directory", free=1 << 40, writable=False)
     reader = replace(CLASS, role="kv_consumer")
     assert levels(place_checks.store, facts_with(classes=(reader,), places=(("Mine", seen),))) == [OK]
 
 
 def test_a_path_that_is_no_place_says_nothing() -> None:
-    seen = Seen(Place("prefix", "/v1/kv"), "blocked", "/v1")
+    seen = PlaceSeen(ConfigPlace("prefix", "/v1/kv"), "blocked", "/v1")
     assert levels(place_checks.store, facts_with(places=(("Mine", seen),))) == [NOT_KNOWN]
 
 
@@ -423,7 +427,7 @@ def test_the_page_says_every_line_in_every_format() -> None:
         Line("store", WARNING, "full"),
         Line("x", NOT_KNOWN, "y"),
     )
-    answer = Answer((*lines, Line("vllm", OK, "fine")))
+    answer = DoctorAnswer((*lines, Line("vllm", OK, "fine")))
     for text in (terminal(doctor_page(answer), Screen()), markdown(doctor_page(answer))):
         assert "\x1b" not in text and "1 problem, 1 warning." in text
         assert all(word in text for word in ("PROBLEM", "warning", "not known", "ok", "mend it", "full"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvtrace.doctor.command import read_command, transfer_in
-from kvtrace.doctor.places import Place, look, places
+from kvtrace.doctor.places import ConfigPlace, look, places
 from kvtrace.launch.errors import LaunchError
 
 API = "vllm.entrypoints.openai.api_server"
@@ -87,11 +87,11 @@ def test_places_of_a_configuration() -> None:
         "connectors": [{"kv_connector_extra_config": {"path": "/not/mine"}}],
     }  # fmt: skip
     assert places(extra) == [
-        Place("path", "/data/kv"),
-        Place("tier.disk", "/ssd"),
-        Place("peers", host="h1", port=7000),
-        Place("peers", host="::1", port=7001),
-        Place("server", host="cache", port=6379),
+        ConfigPlace("path", "/data/kv"),
+        ConfigPlace("tier.disk", "/ssd"),
+        ConfigPlace("peers", host="h1", port=7000),
+        ConfigPlace("peers", host="::1", port=7001),
+        ConfigPlace("server", host="cache", port=6379),
     ]
 
 
@@ -101,7 +101,7 @@ def test_directories(tmp_path: Path) -> None:
         "": "directory", "new/deep": "absent", "file": "file", "file/below": "blocked",
     }  # fmt: skip
     for name, state in found.items():
-        (seen,) = look([Place("path", str(tmp_path / name).rstrip("/"))])
+        (seen,) = look([ConfigPlace("path", str(tmp_path / name).rstrip("/"))])
         assert seen.state == state, name
     assert seen.detail == str(tmp_path / "file")
 
@@ -109,7 +109,7 @@ def test_directories(tmp_path: Path) -> None:
 def test_hosts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (seen,) = look([Place("peer", host="127.0.0.1", port=port)])
+        (seen,) = look([ConfigPlace("peer", host="127.0.0.1", port=port)])
         assert seen.state == "open"
-    (seen,) = look([Place("peer", host="127.0.0.1", port=port)])
+    (seen,) = look([ConfigPlace("peer", host="127.0.0.1", port=port)])
     assert seen.state == "closed" and seen.detail

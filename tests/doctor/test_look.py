@@ -15,7 +15,7 @@ import pytest
 from kvtrace.agent.preflight import facts
 from kvtrace.doctor import checks, child
 from kvtrace.doctor.answer import Level, Line
-from kvtrace.doctor.gather import Facts, gather
+from kvtrace.doctor.gather import DoctorFacts, gather
 
 Shell = Callable[..., tuple[int, str, str]]
 PLENTY = 600.0
@@ -45,7 +45,7 @@ def config(**extra: Any) -> str:
     )
 
 
-def look(site: Path, source: str, give_up: child.GiveUp | None = None, **extra: Any) -> Facts:
+def look(site: Path, source: str, give_up: child.GiveUp | None = None, **extra: Any) -> DoctorFacts:
     """The facts of a script's command line whose configuration names the class ``Mine`` of that source."""
     (site / "mine.py").write_text(source)
     words = [sys.executable, "serve.py", "--kv-transfer-config", config(**extra)]
@@ -53,7 +53,7 @@ def look(site: Path, source: str, give_up: child.GiveUp | None = None, **extra: 
     return gather(words, "", environ, PLENTY, give_up or (lambda step, seconds: False))
 
 
-def lines(found: Facts, check: str) -> list[Line]:
+def lines(found: DoctorFacts, check: str) -> list[Line]:
     return [line for line in checks.answer(found).lines if line.check == check]
 
 

@@ -15,7 +15,7 @@ from vllm_env import vllm_env
 from kvtrace.agent.preflight import facts
 from kvtrace.doctor import checks
 from kvtrace.doctor.answer import Level, Line
-from kvtrace.doctor.gather import Facts, gather
+from kvtrace.doctor.gather import DoctorFacts, gather
 
 pytestmark = pytest.mark.engine
 OK, WARNING, PROBLEM, NOT_KNOWN = Level.OK, Level.WARNING, Level.PROBLEM, Level.NOT_KNOWN
@@ -44,7 +44,7 @@ class Abstract(KVConnectorBase_V1):
 """
 
 
-def serve(model: Path, connector: str, site: Path, module: str | None = None, **extra: Any) -> Facts:
+def serve(model: Path, connector: str, site: Path, module: str | None = None, **extra: Any) -> DoctorFacts:
     """The facts of ``vllm serve`` with that connector, where the modules of ``site`` can be imported."""
     transfer = {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
     if module:
@@ -55,12 +55,12 @@ def serve(model: Path, connector: str, site: Path, module: str | None = None, **
     return gather(command, "", environ, PLENTY)
 
 
-def example(tiny_model: Path, place: Path) -> Facts:
+def example(tiny_model: Path, place: Path) -> DoctorFacts:
     """vLLM's own example with a place that can be written."""
     return serve(tiny_model, "ExampleConnector", place, shared_storage_path=str(place / "new"))
 
 
-def misfits(tiny_model: Path, site: Path) -> Facts:
+def misfits(tiny_model: Path, site: Path) -> DoctorFacts:
     """A MultiConnector with a child for each fault."""
     (site / "classes.py").write_text(CLASSES)
     (site / "abstract.py").write_text(ABSTRACT)
@@ -84,7 +84,7 @@ def misfits(tiny_model: Path, site: Path) -> Facts:
 
 
 @pytest.fixture(scope="module")
-def both(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Facts, Facts]:
+def both(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[DoctorFacts, DoctorFacts]:
     with ThreadPoolExecutor() as pool:
         looks = [
             pool.submit(look, tiny_model, tmp_path_factory.mktemp("site")) for look in (example, misfits)
@@ -94,20 +94,20 @@ def both(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Fa
 
 
 @pytest.fixture
-def healthy(both: tuple[Facts, Facts]) -> Facts:
+def healthy(both: tuple[DoctorFacts, DoctorFacts]) -> DoctorFacts:
     return both[0]
 
 
 @pytest.fixture
-def faulty(both: tuple[Facts, Facts]) -> Facts:
+def faulty(both: tuple[DoctorFacts, DoctorFacts]) -> DoctorFacts:
     return both[1]
 
 
-def lines(found: Facts, check: str, about: str = "") -> list[Line]:
+def lines(found: DoctorFacts, check: str, about: str = "") -> list[Line]:
     return [one for one in checks.answer(found).lines if one.check == check and about in one.text]
 
 
-def test_vllms_example_is_fine_and_its_smallest_prompt_known(healthy: Facts) -> None:
+def test_vllms_example_is_fine_and_its_smallest_prompt_known(healthy: DoctorFacts) -> None:
     answer = checks.answer(healthy)
     bad = [line for line in answer.lines if line.level in (WARNING, PROBLEM) and line.check != "stuck hooks"]
     assert not bad, bad
@@ -119,12 +119,12 @@ def test_vllms_example_is_fine_and_its_smallest_prompt_known(healthy: Facts) -> 
     assert "vLLM's own parser" in lines(healthy, "command")[0].text
 
 
-def test_every_target_is_there(healthy: Facts) -> None:
+def test_every_target_is_there(healthy: DoctorFacts) -> None:
     (line,) = lines(healthy, "targets")
     assert line.level is OK and healthy.targets
 
 
-def test_every_step_was_reached(healthy: Facts, faulty: Facts) -> None:
+def test_every_step_was_reached(healthy: DoctorFacts, faulty: DoctorFacts) -> None:
     assert [one.state for one in healthy.steps.values()] == ["done"] * len(facts.STEPS)
     assert set(faulty.steps) == set(facts.STEPS)
 
@@ -145,10 +145,10 @@ def test_every_step_was_reached(healthy: Facts, faulty: Facts) -> None:
         ("hooks", "ExampleConnector has", OK),
     ],
 )
-def test_what_does_not_fit_is_found(faulty: Facts, check: str, about: str, level: Level) -> None:
+def test_what_does_not_fit_is_found(faulty: DoctorFacts, check: str, about: str, level: Level) -> None:
     assert [line.level for line in lines(faulty, check, about)] == [level]
 
 
-def test_nothing_else_is_a_problem(faulty: Facts) -> None:
+def test_nothing_else_is_a_problem(faulty: DoctorFacts) -> None:
     found = [line for line in checks.answer(faulty).lines if line.level is PROBLEM]
     assert len(found) == 6, found

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvtrace.merge.build import merge
-from kvtrace.merge.model import Joined
+from kvtrace.merge.merged import Joined
 
 from .server import KVTRACE
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvtrace.ledger.stuck_file import Look, read_stuck_file, standing
-from kvtrace.report.read import read_report
+from kvtrace.ledger.stuck_file import StuckProcess, read_stuck_file, standing
+from kvtrace.report.load import read_report
 
 from .hanging_ways import HOOKS, WAYS
 from .server import KVTRACE
@@ -32,7 +32,7 @@ def until(true: Callable[[], bool], run: subprocess.Popen[Any]) -> None:
         time.sleep(0.05)
 
 
-def looks_in(run_dir: Path, way: str) -> list[Look]:
+def looks_in(run_dir: Path, way: str) -> list[StuckProcess]:
     """The looks that saw a thread in the function that hangs this way."""
     return [
         look

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.report.read import read_report
+from kvtrace.report.load import read_report
 
 from .conftest import Done, Place, Ran, Script
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.report.read import read_report
+from kvtrace.report.load import read_report
 from kvtrace.trace.reader import Spool, spool_paths
 
 from .conftest import Done, Place, Ran, Script

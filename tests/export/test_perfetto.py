@@ -158,7 +158,7 @@ def test_calls_that_overlap_on_one_thread_stay_whole(tmp_path: Path) -> None:
     """Threads share an index past the greatest one: their calls must not close each other."""
     from io import BytesIO
 
-    from kvtrace.export.timeline import Call, _Tracks, _Writer
+    from kvtrace.export.timeline import Slice, _Tracks, _Writer
 
     run = tmp_path / "run"
     sim = Sim(run)
@@ -171,7 +171,7 @@ def test_calls_that_overlap_on_one_thread_stay_whole(tmp_path: Path) -> None:
     no_flows: Any = None
     writer = _Writer(process, 0, _Tracks(out, process, 1), Sequence(out, 2), no_flows)
     spans = [(0, 10, "a"), (2, 4, "b"), (5, 15, "c"), (10, 12, "d"), (15, 15, "e"), (15, 20, "f")]
-    writer.slices([Call(t0, t1, ("thread", 0), name, {}) for t0, t1, name in spans])
+    writer.slices([Slice(t0, t1, ("thread", 0), name, {}) for t0, t1, name in spans])
     got = sorted((begin, end, name) for _, name, begin, end, *_ in Timeline(file.getvalue()).slices())
     assert got == sorted(spans)
 

@@ -9,7 +9,7 @@ from perfetto_check import ask, differences
 from small_run import recorded
 
 from kvtrace.export.run import open_run
-from kvtrace.export.timeline import Written, write_perfetto
+from kvtrace.export.timeline import WrittenTimeline, write_perfetto
 
 TRACKS = """
     select process.name as process, track.name as track
@@ -35,19 +35,19 @@ Answers = dict[str, list[tuple[Any, ...]]]
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Written]:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, WrittenTimeline]:
     folder = tmp_path_factory.mktemp("trace")
     written = write_perfetto(open_run(recorded(folder / "run")), folder / "trace")
     return (folder / "trace").read_bytes(), written
 
 
 @pytest.fixture(scope="module")
-def asked(trace: tuple[bytes, Written]) -> Answers:
+def asked(trace: tuple[bytes, WrittenTimeline]) -> Answers:
     queries = {"tracks": TRACKS, "slices": SLICES, "flows": FLOWS}
     return dict(zip(queries, ask(trace[0], list(queries.values())), strict=True))
 
 
-def test_it_finds_no_error_and_the_numbers_that_were_written(trace: tuple[bytes, Written]) -> None:
+def test_it_finds_no_error_and_the_numbers_that_were_written(trace: tuple[bytes, WrittenTimeline]) -> None:
     assert differences(*trace, processes=3) == []
 
 

@@ -12,8 +12,8 @@ from synth import Entry, Fate, Policy, Prompt, Rounding, Sim, run_json
 
 from kvtrace.gate.contract import baseline_text, make_baseline
 from kvtrace.gate.judge import judge
-from kvtrace.gate.outcome import Outcome
-from kvtrace.gate.read import BaselineFile, parse_baseline
+from kvtrace.gate.outcome import GateOutcome
+from kvtrace.gate.read_baseline import BaselineFile, parse_baseline
 from kvtrace.gate.rules import Rules
 from kvtrace.report.build import build_report
 from kvtrace.trace.format import Fact
@@ -92,11 +92,11 @@ def contract(report: Any, name: str = "kvtrace-baseline.json") -> BaselineFile:
     return parse_baseline(baseline_text(make_baseline(report)).encode(), name)
 
 
-def check(report: Any, baseline: BaselineFile | None, rules: Rules | None = None) -> Outcome:
+def check(report: Any, baseline: BaselineFile | None, rules: Rules | None = None) -> GateOutcome:
     return judge(report, "run", baseline, rules or Rules())
 
 
-def failures(outcome: Outcome) -> list[tuple[str, str, int | None, str | None]]:
+def failures(outcome: GateOutcome) -> list[tuple[str, str, int | None, str | None]]:
     """(what, layers, rank, cause) of each failure."""
     return [(one.subject, one.layers, one.rank, one.cause) for one in outcome.failed]
 

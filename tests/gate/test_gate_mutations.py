@@ -12,8 +12,8 @@ import pytest
 import synth
 from gated import LAYERS, PAIRS, Fate, Plan, Policy, Rounding, check, contract, failures, report_of
 
-from kvtrace.gate.read import BaselineFile, read_baseline
-from kvtrace.report.read import read_report
+from kvtrace.gate.read_baseline import BaselineFile, read_baseline
+from kvtrace.report.load import read_report
 from kvtrace.trace import ops
 from kvtrace.trace.format import Fact
 

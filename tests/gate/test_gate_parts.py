@@ -19,11 +19,11 @@ from mutate import mutated
 from sample import sample, with_loads
 
 from kvtrace.errors import KvtraceError
+from kvtrace.gate.baseline import baseline_schema
 from kvtrace.gate.contract import baseline_text, make_baseline
 from kvtrace.gate.diff import difference
 from kvtrace.gate.layers import group_of, index_of, ranges, spelled, within
-from kvtrace.gate.model import baseline_schema
-from kvtrace.gate.read import parse_baseline
+from kvtrace.gate.read_baseline import parse_baseline
 from kvtrace.gate.rules import NAMES, Rules, from_options
 from kvtrace.gate.shares import kept, saved_of_offered
 from kvtrace.render.check import check_page
@@ -35,8 +35,8 @@ from kvtrace.render.markdown import markdown
 from kvtrace.render.page import Screen
 from kvtrace.render.sarif import sarif_json
 from kvtrace.render.terminal import terminal
+from kvtrace.report.load import check_report
 from kvtrace.report.model import Report
-from kvtrace.report.read import check_report
 from kvtrace.words import percent
 
 SCHEMA = baseline_schema()

@@ -10,8 +10,8 @@ import pytest
 from gated import check, contract
 from synth import Sim
 
+from kvtrace.gate.baseline import baseline_schema
 from kvtrace.gate.contract import make_baseline
-from kvtrace.gate.model import baseline_schema
 from kvtrace.render.contract import contract_lines
 from kvtrace.report.build import build_report
 

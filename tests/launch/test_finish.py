@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from kvtrace.launch import finish
-from kvtrace.launch.child import Outcome
-from kvtrace.launch.processes import Process, ProcessTable
+from kvtrace.launch.child import ChildEnd
+from kvtrace.launch.processes import ProcessTable, RunProcess
 from kvtrace.launch.rundir import RunDir
 from kvtrace.trace.format import pack_header
 
@@ -97,35 +97,35 @@ def test_spools_and_their_pids(rundir: RunDir) -> None:
     assert list(finish.traced_pids(rundir.path).values()) == [41, None, None]
 
 
-def _table(*processes: Process) -> ProcessTable:
+def _table(*processes: RunProcess) -> ProcessTable:
     table = ProcessTable("{}", Path("/run/overlay"), foreign=True)
     table.processes.extend(processes)
     return table
 
 
-SHELL = Process(7, 1, 0, ["bash", "x.sh"])
-PYTHON = Process(8, 7, 0, ["python3", "x.py"])
-VLLM = Process(9, 7, 0, ["python3", "/bin/vllm", "serve"])
+SHELL = RunProcess(7, 1, 0, ["bash", "x.sh"])
+PYTHON = RunProcess(8, 7, 0, ["python3", "x.py"])
+VLLM = RunProcess(9, 7, 0, ["python3", "/bin/vllm", "serve"])
 
 
 @pytest.mark.parametrize(
     ("outcome", "processes", "texts"),
     [
-        (Outcome(0, None), [SHELL], ["no vLLM process was seen among 1 process", "container"]),
-        (Outcome(1, None), [SHELL, PYTHON], ["among 2 processes", "ended with exit code 1"]),
-        (Outcome(137, "SIGKILL"), [SHELL], ["was ended by SIGKILL"]),
-        (Outcome(1, None), [VLLM], ["vLLM was seen (pid 9)", "exit code 1"]),
-        (Outcome(0, None), [VLLM], ["vLLM was seen (pid 9)", "Python 3.10", "VLLM_LOGGING_LEVEL"]),
+        (ChildEnd(0, None), [SHELL], ["no vLLM process was seen among 1 process", "container"]),
+        (ChildEnd(1, None), [SHELL, PYTHON], ["among 2 processes", "ended with exit code 1"]),
+        (ChildEnd(137, "SIGKILL"), [SHELL], ["was ended by SIGKILL"]),
+        (ChildEnd(1, None), [VLLM], ["vLLM was seen (pid 9)", "exit code 1"]),
+        (ChildEnd(0, None), [VLLM], ["vLLM was seen (pid 9)", "Python 3.10", "VLLM_LOGGING_LEVEL"]),
         (
-            Outcome(0, None),
-            [Process(9, 7, 0, VLLM.argv, obstacle="BLOCKED")],
+            ChildEnd(0, None),
+            [RunProcess(9, 7, 0, VLLM.argv, obstacle="BLOCKED")],
             ["vLLM ran as pid 9, but BLOCKED"],
         ),
-        (Outcome(0, None), [Process(8, 7, 0, PYTHON.argv, obstacle="BLOCKED")], ["Python ran as pid 8"]),
-        (Outcome(0, None), [Process(i, 1, 0, VLLM.argv) for i in range(9)], ["5 and 3 more"]),
+        (ChildEnd(0, None), [RunProcess(8, 7, 0, PYTHON.argv, obstacle="BLOCKED")], ["Python ran as pid 8"]),
+        (ChildEnd(0, None), [RunProcess(i, 1, 0, VLLM.argv) for i in range(9)], ["5 and 3 more"]),
     ],
 )
-def test_why_nothing_was_traced(outcome: Outcome, processes: list[Process], texts: list[str]) -> None:
+def test_why_nothing_was_traced(outcome: ChildEnd, processes: list[RunProcess], texts: list[str]) -> None:
     line = finish.why_nothing(outcome, _table(*processes))
     assert "\n" not in line
     for text in texts:

@@ -18,7 +18,7 @@ from launching import RUN, Clocked, Look, until
 
 from kvtrace.launch import hanging
 from kvtrace.launch.hanging import FrontWatch
-from kvtrace.launch.processes import Process, ProcessTable
+from kvtrace.launch.processes import ProcessTable, RunProcess
 from kvtrace.launch.spy import MISSING, Spy, SpyError
 from kvtrace.ledger.run_file import ListedProcess, RunFile, read_run_file
 from kvtrace.ledger.stuck_file import Frame, Thread
@@ -37,8 +37,8 @@ class Scene(Clocked):
     ) -> None:
         (folder / "spool").mkdir()
         self.error, self.notes, self.looked = "", list[str](), list[int]()
-        self.front, self.core = Process(10, 1, 0, list(front)), Process(11, 10, 0, [core])
-        self.worker = Process(12, 11, 0, ["VLLM::Worker_TP0"])
+        self.front, self.core = RunProcess(10, 1, 0, list(front)), RunProcess(11, 10, 0, [core])
+        self.worker = RunProcess(12, 11, 0, ["VLLM::Worker_TP0"])
         self.processes = [self.front, self.core, self.worker]
         clock = lambda: self.now  # noqa: E731
         seen = lambda: self.processes  # noqa: E731
@@ -87,7 +87,7 @@ def test_of_what_may_go_on_nothing_is_said(tmp_path: Path, what: str) -> None:
     scene = Scene(tmp_path, after=0 if what == "off" else 30, front=script if what == "script" else FRONT)
     scene.core.alive = False
     if what == "another core":
-        scene.processes.append(Process(14, 10, 0, ["VLLM::EngineCore_DP1"]))
+        scene.processes.append(RunProcess(14, 10, 0, ["VLLM::EngineCore_DP1"]))
     elif what == "front gone":
         scene.front.alive = scene.worker.alive = False
     elif what == "no core yet":

@@ -15,7 +15,7 @@ import pytest
 
 from kvtrace.launch import processes
 from kvtrace.launch.commands import is_vllm
-from kvtrace.launch.processes import Process, ProcessTable
+from kvtrace.launch.processes import ProcessTable, RunProcess
 
 CONFIG = '{"dir": "/x", "salt": "5a17"}'
 SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
@@ -132,11 +132,11 @@ def test_what_counts_as_vllm(argv: list[str], vllm: bool) -> None:
 
 
 def test_names_and_commands() -> None:
-    assert Process(1, 0, 0, ["VLLM::EngineCore"]).name == "VLLM::EngineCore"
-    assert Process(1, 0, 0, ["/usr/bin/python3", "x.py"]).name == "python3"
-    assert Process(1, 0, 0, []).name == "?"
-    assert "abc" not in Process(1, 0, 0, ["x", "--api-key", "abc"]).command
-    assert len(Process(1, 0, 0, ["x"] * 500).command) == 200
+    assert RunProcess(1, 0, 0, ["VLLM::EngineCore"]).name == "VLLM::EngineCore"
+    assert RunProcess(1, 0, 0, ["/usr/bin/python3", "x.py"]).name == "python3"
+    assert RunProcess(1, 0, 0, []).name == "?"
+    assert "abc" not in RunProcess(1, 0, 0, ["x", "--api-key", "abc"]).command
+    assert len(RunProcess(1, 0, 0, ["x"] * 500).command) == 200
 
 
 def test_the_table_is_bounded(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:

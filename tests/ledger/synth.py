@@ -40,7 +40,7 @@ class SpoolFile:
     def add(self, head: int, *words: int) -> None:
         self.data += struct.pack("<8q", head, *words, *([0] * (7 - len(words))))
 
-    def _text(self, announcement: rows.Name | rows.Document, body: bytes) -> None:
+    def _text(self, announcement: rows.Name | rows.FactRecord, body: bytes) -> None:
         self.add(*announcement)
         words = fmt.payload_words(body)
         self.data += struct.pack(f"<{len(words)}q", *words)
@@ -55,7 +55,7 @@ class SpoolFile:
 
     def fact(self, fact: Fact, value: dict[str, Any], t: int = 0) -> None:
         body = json.dumps(value).encode()
-        self._text(rows.Document(pack_head(Kind.FACT, 0, fact), t, len(body), zlib.crc32(body)), body)
+        self._text(rows.FactRecord(pack_head(Kind.FACT, 0, fact), t, len(body), zlib.crc32(body)), body)
 
     def trailer(self, stop: int, lost: int = 0) -> None:
         self.add(*rows.Trailer(pack_head(Kind.TRAILER, 0, stop), 0, lost))

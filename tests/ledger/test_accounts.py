@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtrace.ledger.rest_file import RestFile, RestingFile
-from kvtrace.ledger.slots.accounts import Account, Traced, accounts
+from kvtrace.ledger.slots.accounts import Account, TracedSpool, accounts
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, Way, pack_head
 
@@ -74,7 +74,7 @@ class Run:
         """``sizes``: of files at the end, None for those that are gone."""
         files = tuple(RestingFile(name, size is not None, size) for name, size in sizes.items())
         table = [np.array(part, dtype=np.int64) if part else NONE for part in (self.slots, self.outside)]
-        trace = Traced("spool", self.names, *table, {"layer": float(SLOT)})
+        trace = TracedSpool("spool", self.names, *table, {"layer": float(SLOT)})
         return accounts(trace, RestFile(files=files))
 
     def told(self, **sizes: int | None) -> dict[int, Account]:

@@ -10,7 +10,7 @@ import pytest
 
 from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
 from kvtrace.ledger.saves.completion import ASKED, settle
-from kvtrace.ledger.saves.positions import Store, Token, decide
+from kvtrace.ledger.saves.positions import StoreResult, Token, decide
 from kvtrace.terms import PENDING, SAVED, Grade
 
 MS = 10**6
@@ -79,6 +79,6 @@ def test_an_engine_that_hears_of_ends_may_hear_of_the_others() -> None:
 )
 def test_what_is_at_rest_is_saved_whatever_the_scheduler_hears(end: SaveEnd, grade: Grade, name: str) -> None:
     """Rows that lay whole in the files, and came back, were called pending and not saved."""
-    store = Store(SaveEnd.SAVED, min(grade, Grade.WRITTEN))
+    store = StoreResult(SaveEnd.SAVED, min(grade, Grade.WRITTEN))
     token = Token(stores=(store,), unfinished=end, proved=grade == Grade.PROVED)
     assert decide(token).name == name

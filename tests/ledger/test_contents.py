@@ -17,9 +17,9 @@ from kvtrace.ledger.contents.compare import Wrong
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, LoadContents, Sign, judge, signs
-from kvtrace.ledger.model import Engine
-from kvtrace.ledger.requests import Chunk as Computed
+from kvtrace.ledger.requests import ComputedChunk as Computed
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import Engine
 from kvtrace.terms import LOADED, SAVED, Grade
 from kvtrace.trace import facts
 from kvtrace.trace.format import Fact, Flag, Kind
@@ -419,7 +419,7 @@ def test_wrong_kv_in_a_load_that_lost_a_layer_counts_as_wrong(
     missing = signs([(32, 64)], Sign(By.SLOT, LoadEnd.PARTLY))
     gathered = Gathered({InPair((), True): 0b01, InPair(missing, True): 0b10})
     found = Wrong(*block, pairs, "why", of=0b11, unlike=unlike)
-    engine = Engine(0, 1, "engine core", facts.Engine(block_size=32), None, pairs=2)
+    engine = Engine(0, 1, "engine core", facts.EngineFact(block_size=32), None, pairs=2)
     judged = judge((0, 64), gathered, LoadContents([found]), engine)
     ends: Counter[LoadEnd] = Counter()
     for parts, of in judged.lost.items():

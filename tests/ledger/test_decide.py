@@ -18,7 +18,7 @@ from test_positions import BLOCK, cache, entry, prefill
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, Blind, LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.saves.calls import Call
-from kvtrace.ledger.saves.positions import Store, Token, decide
+from kvtrace.ledger.saves.positions import StoreResult, Token, decide
 from kvtrace.ledger.steps import StepState
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED, Grade
 from kvtrace.trace import format as fmt
@@ -27,14 +27,14 @@ from kvtrace.trace.format import Kind
 
 # --- the function ---------------------------------------------------------------------------------
 
-UNKNOWN = Store(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
+UNKNOWN = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
 
 
-def stores() -> st.SearchStrategy[Store]:
+def stores() -> st.SearchStrategy[StoreResult]:
     """What a read of a token, or a call that was to store it, can come to."""
     ends = st.sampled_from([end for end in SaveEnd if end != SaveEnd.NOT_OBSERVED])
     grades = st.sampled_from([Grade.DECLARED, Grade.READ, Grade.WRITTEN])
-    return st.one_of(st.just(UNKNOWN), st.builds(Store, ends, grades))
+    return st.one_of(st.just(UNKNOWN), st.builds(StoreResult, ends, grades))
 
 
 def tokens() -> st.SearchStrategy[Token]:

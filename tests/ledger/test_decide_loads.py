@@ -32,7 +32,7 @@ from kvtrace.ledger.loads.decide import (
     judge,
     signs,
 )
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.terms import LOADED, Grade
 from kvtrace.trace import facts, rows
 from kvtrace.trace.format import Flag, Kind
@@ -162,7 +162,7 @@ def test_each_accepted_token_is_decided_once_in_each_pair(
     in_pairs: dict[InPair, int] = {}
     for pair, one in enumerate(known):
         in_pairs[one] = in_pairs.get(one, 0) | 1 << pair
-    engine = Engine(0, 1, "engine core", facts.Engine(block_size=16), None, pairs=4)
+    engine = Engine(0, 1, "engine core", facts.EngineFact(block_size=16), None, pairs=4)
     found = [Wrong(*block, pairs, "why", a, unlike=b) for block, pairs, a, b in wrong]
     one = judge(
         (5, 64), Gathered(in_pairs), LoadContents(found, [(of, (block,)) for of, block in proved]), engine

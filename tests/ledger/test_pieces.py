@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 import kvtrace.ledger
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.ledger import model, requests, side_by_side, values
-from kvtrace.ledger.coverage import Bit, StepBit, StoreSteps, WorkerCoverage
+from kvtrace.ledger import requests, run, side_by_side, values
+from kvtrace.ledger.coverage import Bit, StoreStepBit, StoreSteps, WorkerCoverage
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.saves.assign import _Class, _ranks_differ
-from kvtrace.ledger.saves.measured import Measured, _cell
+from kvtrace.ledger.saves.measured import MeasuredCells, _cell
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.positions import Segment
 from kvtrace.ledger.slots.sets import SlotSet
@@ -80,13 +80,13 @@ def test_steps_of_one_engine() -> None:
 LAYERS = ("a", "b")
 
 
-def ended(bits: Bit, step: StepBit = StepBit.BOUND, **more: object) -> SaveEnd:
+def ended(bits: Bit, step: StoreStepBit = StoreStepBit.BOUND, **more: object) -> SaveEnd:
     """The end of layer a's save in step 1, in which layer b did its work."""
     live = bool(more.pop("live", True))
-    connector = model.Connector(cls="C", noop=("save_kv_layer",) if more.pop("in_wait", False) else ())
+    connector = run.Connector(cls="C", noop=("save_kv_layer",) if more.pop("in_wait", False) else ())
     modes = {1: 1} if more.pop("graphs", False) else {0: 1}
-    told = facts.Worker(kv_layers=LAYERS, connector_live=live, direct_call=more.pop("direct", {}))  # type: ignore[arg-type]
-    worker = model.Worker(7, 1, "w", "worker 0", connector, told, modes=modes)
+    told = facts.WorkerFact(kv_layers=LAYERS, connector_live=live, direct_call=more.pop("direct", {}))  # type: ignore[arg-type]
+    worker = run.Worker(7, 1, "w", "worker 0", connector, told, modes=modes)
     stores = StoreSteps(
         np.array([1]), np.array([[bits, Bit.SAVE_OK | Bit.OP_RAN]], np.uint8), np.array([step], np.uint8)
     )
@@ -114,7 +114,7 @@ OP = Bit.OP_RAN
         (SaveEnd.CONNECTOR_GONE, OP | Bit.OP_NO_CONNECTOR, {}),
         (SaveEnd.CLEARED, OP | Bit.OP_NO_METADATA | Bit.OP_CLEARED, {}),
         (SaveEnd.NOT_BOUND, OP | Bit.OP_NO_METADATA, {}),
-        (SaveEnd.NOT_BOUND, Bit(0), {"step": StepBit(0)}),
+        (SaveEnd.NOT_BOUND, Bit(0), {"step": StoreStepBit(0)}),
         (SaveEnd.NO_FORWARD, Bit(0), {"executed": ran([], idle=[1])}),
         (SaveEnd.GRAPH_REPLAY, Bit(0), {"executed": ran([1], full=[1])}),
         (SaveEnd.ONLY_CAPTURED, Bit(0), {"seen": frozenset("b"), "outside": frozenset("a"), "graphs": True}),
@@ -122,8 +122,8 @@ OP = Bit.OP_RAN
         (SaveEnd.NO_HOOK, Bit(0), {"seen": frozenset("b")}),
         (SaveEnd.NO_HOOK, OP, {}),
         (SaveEnd.NOT_OBSERVED, OP | Bit.OP_HOOKED, {}),
-        (SaveEnd.SAVED, OP, {"in_wait": True, "step": StepBit.BOUND | StepBit.WAIT_OK}),
-        (SaveEnd.RAISED, OP, {"in_wait": True, "step": StepBit.BOUND | StepBit.WAIT_RAISED}),
+        (SaveEnd.SAVED, OP, {"in_wait": True, "step": StoreStepBit.BOUND | StoreStepBit.WAIT_OK}),
+        (SaveEnd.RAISED, OP, {"in_wait": True, "step": StoreStepBit.BOUND | StoreStepBit.WAIT_RAISED}),
     ],
 )  # fmt: skip
 def test_the_first_stage_that_failed(want: SaveEnd, bits: Bit, more: dict[str, object]) -> None:
@@ -149,15 +149,15 @@ def test_calls_of_one_layer_add_up() -> None:
 
 
 def test_trust_adds_up_and_keeps_the_first_examples() -> None:
-    one = model.Trust(calls=2, shared=((1, "a", (0, 1)),) * 10, shared_files=10)
+    one = run.Trust(calls=2, shared=((1, "a", (0, 1)),) * 10, shared_files=10)
     both = one + one
     assert (both.calls, both.shared_files, len(both.shared)) == (4, 20, 16)
-    assert one + model.Trust() == one
+    assert one + run.Trust() == one
 
 
 def test_what_the_rules_read_is_frozen() -> None:
-    kinds = [one for one in vars(model).values() if isinstance(one, type) and is_dataclass(one)]
-    kinds += [requests.Request, requests.Requests, LoadOf, WorkerCoverage, Measured]
+    kinds = [one for one in vars(run).values() if isinstance(one, type) and is_dataclass(one)]
+    kinds += [requests.Request, requests.Requests, LoadOf, WorkerCoverage, MeasuredCells]
     for kind in kinds:
         assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
         mutable = [one.name for one in fields(kind) if str(one.type).startswith(("list", "set"))]

@@ -15,7 +15,7 @@ from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.terms import Grade
-from kvtrace.trace.facts import Limit, WatchLimits
+from kvtrace.trace.facts import Limit, WatchLimitsFact
 from kvtrace.trace.format import Fact, Flag
 
 LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
@@ -411,7 +411,7 @@ def test_where_steps_were_not_watched_it_says_how_many_were(tmp_path: Path) -> N
         prefill(sim, "a", start, start + 32, of=96)
     sim.step([], tokens=1)
     sim.finish("a", 96)
-    limit = WatchLimits(1, Limit.STEPS, "full", "", "", sim.step_id)
+    limit = WatchLimitsFact(1, Limit.STEPS, "full", "", "", sim.step_id)
     sim.workers[0].fact(Fact.WATCH_LIMITS, asdict(limit))
     sim.write()
     (note,) = (note for note in read_run(tmp_path).notes if "watched" in note)

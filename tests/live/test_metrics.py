@@ -21,9 +21,9 @@ from synth import Sim
 
 from kvtrace.live import server as server_module
 from kvtrace.live.exposition import CONTENT_TYPE, exposition
-from kvtrace.live.model import OpenHook, ProcessLook
+from kvtrace.live.look import OpenHook, ProcessLook
 from kvtrace.live.server import MetricsServer
-from kvtrace.live.watch import Watch
+from kvtrace.live.watch import LiveRun
 
 Shell = Callable[..., tuple[int, str, str]]
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "kvtrace.json"
@@ -43,7 +43,7 @@ def test_the_metrics_are_the_numbers_of_the_run(run: Path, shell: Shell) -> None
     code, out, err = shell("metrics", run, "--once")
     assert (code, err) == (0, "")
     found = samples(out)
-    look = Watch(run).look(wait=True)
+    look = LiveRun(run).look(wait=True)
     assert look.analysis is not None
     assert found["kvtrace_steps_total"][()] == look.steps
     assert found["kvtrace_requests_arrived_total"][()] == 2
@@ -70,7 +70,7 @@ def test_no_label_holds_a_request(run: Path, shell: Shell) -> None:
 
 def test_a_run_without_anything_gives_metrics(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
-    found = samples(exposition(Watch(tmp_path).look()))
+    found = samples(exposition(LiveRun(tmp_path).look()))
     assert found["kvtrace_steps_total"][()] == 0
     assert "kvtrace_ledger_tokens" not in found
 
@@ -82,7 +82,7 @@ def test_the_first_scrape_names_the_run_vllm_and_connector(tmp_path: Path) -> No
     file = sim.dir / "run.json"
     words = ["vllm", "serve", "m", "--kv-transfer-config", '{"kv_connector": "ChunkStore"}']
     file.write_text(json.dumps({"schema": "kvtrace.run/1", "command": words}), encoding="utf-8")
-    look = Watch(sim.dir).look()
+    look = LiveRun(sim.dir).look()
     assert look.analysis is None
     (labels,) = map(dict, samples(exposition(look))["kvtrace_run_info"])
     assert labels == {"run": "20261120-serve", "vllm": look.vllm, "connector": "ChunkStore"}
@@ -110,7 +110,7 @@ def ask(port: int, head: str, then: Callable[[socket.socket], object] = lambda _
 
 
 def test_the_server_answers_a_scrape(run: Path) -> None:
-    watch = Watch(run)
+    watch = LiveRun(run)
     watch.look(wait=True)
     with serving(lambda: exposition(watch.look())) as port:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
@@ -172,7 +172,7 @@ def test_a_client_that_hangs_up_leaves_no_line(capfd: pytest.CaptureFixture[str]
 def test_a_name_from_the_run_is_plain_text_in_a_label(run: Path) -> None:
     names = ("\x1b]0;x\x07", 'a"b', "\u202eabc", "\ud800")
     looks = tuple(ProcessLook(name, 1, "worker", 1.0, False, 0, None, None) for name in names)
-    text = exposition(replace(Watch(run).look(), processes=looks))
+    text = exposition(replace(LiveRun(run).look(), processes=looks))
     assert all(char == "\n" or char.isprintable() for char in text)
     assert len(samples(text)["kvtrace_process_silence_seconds"]) == len(names)
 
@@ -199,7 +199,7 @@ def test_without_the_extra_the_way_to_it_is_said(
 def test_the_dashboard_and_the_page_name_what_is_served(run: Path) -> None:
     worker = ProcessLook("Worker-0", 4711, "worker", 61.0, False, 2, 41, 60.0)
     hook = OpenHook("Worker-0", 4711, "wait_for_save", "recv (net.py:3)", 41.0, 61.0)
-    look = replace(Watch(run).look(wait=True), processes=(worker,), open_hooks=(hook,))
+    look = replace(LiveRun(run).look(wait=True), processes=(worker,), open_hooks=(hook,))
     served = samples(exposition(look))
     assert list(served["kvtrace_open_hook_seconds"].values()) == [41.0]
     board = json.loads(DASHBOARD.read_text())

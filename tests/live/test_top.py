@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from synth import SpoolFile
 
-from kvtrace.ledger.stuck_file import ASK_FILE, Frame, Look, StuckFile, Thread
+from kvtrace.ledger.stuck_file import ASK_FILE, Frame, StuckFile, StuckProcess, Thread
 from kvtrace.live.counts import HookTimes
-from kvtrace.live.model import OpenHook, ProcessLook, Snapshot
+from kvtrace.live.look import OpenHook, ProcessLook, Snapshot
 from kvtrace.live.stuck import of_looks
-from kvtrace.live.watch import Watch
+from kvtrace.live.watch import LiveRun
 from kvtrace.render.live import picture
 from kvtrace.render.styled import cell_len
 
@@ -66,7 +66,7 @@ def crowded(look: Snapshot) -> Snapshot:
 
 @pytest.mark.parametrize("size", [(80, 24), (80, 12), (40, 10), (20, 2), (200, 60)], ids=str)
 def test_the_picture_holds(run: Path, size: tuple[int, int]) -> None:
-    look = Watch(run).look(wait=True)
+    look = LiveRun(run).look(wait=True)
     for one in (look, crowded(look), replace(look, analysis=None, hooks={}, processes=())):
         lines = picture(one, *size)
         assert len(lines) <= size[1]
@@ -75,14 +75,14 @@ def test_the_picture_holds(run: Path, size: tuple[int, int]) -> None:
 
 
 def test_every_part_has_its_place_on_a_full_screen(run: Path) -> None:
-    text = "\n".join(line.plain() for line in picture(crowded(Watch(run).look(wait=True))))
+    text = "\n".join(line.plain() for line in picture(crowded(LiveRun(run).look(wait=True))))
     for part in ("Open hooks", "Tokens", "Hooks", "Processes", "Findings so far: 30"):
         assert part in text
     assert text.count("more\n") == 5  # what has no room is counted
 
 
 def test_the_picture_says_what_the_report_says(run: Path) -> None:
-    look = Watch(run).look(wait=True)
+    look = LiveRun(run).look(wait=True)
     text = "\n".join(line.plain() for line in picture(look))
     assert look.analysis is not None
     for finding in look.analysis.report["findings"]:
@@ -93,7 +93,7 @@ def test_the_picture_says_what_the_report_says(run: Path) -> None:
 
 
 def test_a_step_that_stays_open_is_shown(run: Path) -> None:
-    look = replace(Watch(run).look(), state="running")
+    look = replace(LiveRun(run).look(), state="running")
     slow = ProcessLook("Worker-0", 4711, "worker", 61.0, False, 2, 41, 60.0)
     text = "\n".join(line.plain() for line in picture(replace(look, processes=(slow,))))
     assert "Worker-0 (pid 4711)" in text
@@ -102,14 +102,14 @@ def test_a_step_that_stays_open_is_shown(run: Path) -> None:
     assert "41 and" not in "\n".join(line.plain() for line in picture(replace(look, processes=(quick,))))
 
 
-def looked(pid: int, *, stood: bool = True, resumed: int | None = None) -> Look:
+def looked(pid: int, *, stood: bool = True, resumed: int | None = None) -> StuckProcess:
     """A process that stood in wait_for_save at two looks, the second one 20 s after time 0."""
     frames = (
         Frame("recv", "/m/net.py", 12),
         Frame("_kvt_wrapper", "<kvtrace wrapper of Mine.wait_for_save>", 4),
     )
     thread = Thread("MainThread", False, frames)
-    return Look(pid, "w.kvt", 20 * 10**9, 36 * 10**9, 5 * 10**9, False, stood, resumed, (thread,))
+    return StuckProcess(pid, "w.kvt", 20 * 10**9, 36 * 10**9, 5 * 10**9, False, stood, resumed, (thread,))
 
 
 def test_a_hook_that_hangs_is_shown_with_its_bounds_and_call(run: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_hook_that_hangs_is_shown_with_its_bounds_and_call(run: Path) -> None:
     looks = (looked(1), looked(2, stood=False), looked(3, resumed=1), looked(5), looked(6))
     open_hooks = of_looks(StuckFile(looks=looks), [*workers, went_on], 30 * 10**9)
     assert open_hooks == (OpenHook("Worker-1", 1, "wait_for_save", "recv (net.py:12)", 15.0, 46.0),)
-    look = replace(Watch(run).look(), state="running", open_hooks=open_hooks)
+    look = replace(LiveRun(run).look(), state="running", open_hooks=open_hooks)
     lines = [line.plain() for line in picture(look)]
     at = next(i for i, line in enumerate(lines) if line.startswith("Open hooks"))
     assert lines[at + 1].split() == [

@@ -17,9 +17,9 @@ from synth import Sim, SpoolFile
 from kvtrace.errors import KvtraceError
 from kvtrace.live import analysis
 from kvtrace.live.analysis import Analyses
-from kvtrace.live.model import Snapshot
+from kvtrace.live.look import Snapshot
 from kvtrace.live.tail import Tail
-from kvtrace.live.watch import Watch, find_run
+from kvtrace.live.watch import LiveRun, find_run
 from kvtrace.trace import format as fmt
 from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Role, pack_head
@@ -34,12 +34,12 @@ def numbers(look: Snapshot) -> dict[str, Any]:
 
 def test_a_growing_run_counts_each_record_once(run: Path, tmp_path: Path) -> None:
     growing = Growing(run, tmp_path / "growing")
-    watch = Watch(growing.folder)
+    watch = LiveRun(growing.folder)
     steps = []
     while growing.grow():
         steps.append(watch.look().steps)
     assert steps == sorted(steps) and len(set(steps)) > 3  # it was seen to grow
-    assert numbers(watch.look()) == numbers(Watch(run).look())
+    assert numbers(watch.look()) == numbers(LiveRun(run).look())
     records = sum(len(table) for path in growing.pieces for table in Spool(path).chunks())
     assert watch.look().records == records
 
@@ -63,7 +63,7 @@ def test_a_block_is_read_when_it_is_whole(run: Path, tmp_path: Path) -> None:
 
 
 def test_the_sums_are_those_of_the_report(run: Path) -> None:
-    look = Watch(run).look(wait=True)
+    look = LiveRun(run).look(wait=True)
     assert look.analysis is not None
     report = look.analysis.report
     assert look.state == "ended" and look.settled
@@ -102,7 +102,7 @@ def test_an_open_step_is_named_with_its_age(
     began = time.time_ns()
     _engine(tmp_path, began, executed)
     # ten seconds after the begin, whatever the time is now
-    look = Watch(tmp_path, wall=lambda: began + 10 * 10**9).look()
+    look = LiveRun(tmp_path, wall=lambda: began + 10 * 10**9).look()
     assert look.state == "running"  # the process that "wrote" it is this one
     worker = next(one for one in look.processes if one.role == "worker")
     assert (worker.open_step, worker.open_s) == (step, open_s)
@@ -114,20 +114,20 @@ def test_an_open_step_is_named_with_its_age(
 
 def test_a_run_whose_processes_are_gone_is_not_called_running(run: Path) -> None:
     (run / "run.json").unlink()
-    assert Watch(run).look().state == "lost"
+    assert LiveRun(run).look().state == "lost"
 
 
 def test_an_empty_run_says_that_nothing_was_recorded(tmp_path: Path) -> None:
     (tmp_path / fmt.SPOOL_DIR).mkdir()
-    look = Watch(tmp_path).look(wait=True)
+    look = LiveRun(tmp_path).look(wait=True)
     assert (look.steps, look.records, look.analysis) == (0, 0, None)
     assert look.problem
 
 
 def test_a_damaged_spool_leaves_the_others(run: Path) -> None:
-    whole = Watch(run).look()
+    whole = LiveRun(run).look()
     (run / fmt.SPOOL_DIR / "noise-1.kvt").write_bytes(b"no spool" * 100)
-    look = Watch(run).look()
+    look = LiveRun(run).look()
     assert look.steps == whole.steps and numbers(look)["hooks"] == numbers(whole)["hooks"]
 
 
@@ -200,4 +200,4 @@ def test_two_engines_in_one_run_are_summed(tmp_path: Path) -> None:
     for tag, pid in ((7, 100), (8, 200)):
         sim = Sim(tmp_path, tag=tag, pid=pid)
         sim.write()
-    assert len(Watch(tmp_path).look().processes) == 4
+    assert len(LiveRun(tmp_path).look().processes) == 4

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvtrace.merge.build import merge
-from kvtrace.merge.model import Joined
+from kvtrace.merge.merged import Joined
 
 SCRIPT = Path(__file__).with_name("host.py")
 CLOCK = 5000  # seconds that the second host's clock is ahead

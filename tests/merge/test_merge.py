@@ -17,9 +17,9 @@ from synth import Chunk, Prompt
 from two_runs import SECOND, Engine, Host, handed_over, pair
 
 from kvtrace.merge import join
-from kvtrace.merge.build import Answer
+from kvtrace.merge.build import MergedRuns
 from kvtrace.merge.build import merge as merge_runs
-from kvtrace.merge.model import Alone, Joined
+from kvtrace.merge.merged import Alone, Joined
 from kvtrace.merge.place import load, new_directory, requests, write
 from kvtrace.render.merged import merged_page
 from kvtrace.render.page import Screen
@@ -29,16 +29,16 @@ Shell = Callable[..., tuple[int, str, str]]
 IDS = {"remote_request_id": "p-1", "remote_engine_id": "engine-p"}
 
 
-def merge(*runs: Path, error_ms: int = 100) -> Answer:
+def merge(*runs: Path, error_ms: int = 100) -> MergedRuns:
     with TemporaryDirectory() as place:
         return merge_runs([str(run) for run in runs], error_ms * 10**6, Path(place))
 
 
-def joined(answer: Answer) -> list[Joined]:
+def joined(answer: MergedRuns) -> list[Joined]:
     return [row for row in answer.requests if isinstance(row, Joined)]
 
 
-def reasons(answer: Answer) -> dict[str, str]:
+def reasons(answer: MergedRuns) -> dict[str, str]:
     return {row.alone.id: row.why for row in answer.requests if isinstance(row, Alone)}
 
 
@@ -86,7 +86,7 @@ def test_why_tokens_were_computed_again(tmp_path: Path) -> None:
     }
 
 
-def simple(place: Path, brought: dict[str, str], there_brought: dict[str, str] | None = None) -> Answer:
+def simple(place: Path, brought: dict[str, str], there_brought: dict[str, str] | None = None) -> MergedRuns:
     """One request there that returned nothing, one here with these ids."""
     there, here = pair(place)
     if there_brought is not None:
@@ -149,7 +149,7 @@ def test_an_equal_prompt_is_no_evidence(tmp_path: Path) -> None:
     assert set(reasons(merge(there.write(), here.write())).values()) == {join.NO_ID}
 
 
-def of_one_client(place: Path, client: str, roles: tuple[str, str] = ("kv_both", "kv_both")) -> Answer:
+def of_one_client(place: Path, client: str, roles: tuple[str, str] = ("kv_both", "kv_both")) -> MergedRuns:
     there, here = pair(place)
     there.role, here.role = roles
     for engine, ident in ((there, "e-1"), (here, "e-2")):

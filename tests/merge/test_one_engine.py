@@ -12,7 +12,7 @@ from synth import Prompt, Rounding, Sim
 from two_runs import SECOND, Moved
 
 from kvtrace import ledger
-from kvtrace.ledger.model import Run
+from kvtrace.ledger.run import Run
 from kvtrace.trace import format as fmt
 
 Shell = Callable[..., tuple[int, str, str]]

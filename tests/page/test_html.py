@@ -17,7 +17,7 @@ import pytest
 from synth import Prompt, Rounding, Sim, run_json
 
 from kvtrace.picture.draw import draw
-from kvtrace.picture.model import Picture
+from kvtrace.picture.picture import Picture
 from kvtrace.render.html.markup import embedded, tag, text
 from kvtrace.render.html.page import page
 from kvtrace.report.build import build_report

@@ -14,7 +14,7 @@ from kvtrace.picture import kinds
 from kvtrace.picture.bins import MOST_COLUMNS, MOST_NUMBERS
 from kvtrace.picture.draw import draw
 from kvtrace.picture.lanes import MOST_LANES
-from kvtrace.picture.model import Kind, Map, Picture, State
+from kvtrace.picture.picture import CellKind, Map, Picture, State
 from kvtrace.trace.format import Flag
 
 
@@ -159,10 +159,10 @@ def test_a_long_run_is_a_small_picture(tmp_path: Path) -> None:
 
 
 def test_saved_beside_lost_tokens() -> None:
-    saved, read, none = Kind(State.SAVED), Kind(State.READ), Kind(State.NO_WORK)
-    lost = Kind(State.LOST, "it never left the connector")
+    saved, read, none = CellKind(State.SAVED), CellKind(State.READ), CellKind(State.NO_WORK)
+    lost = CellKind(State.LOST, "it never left the connector")
     assert kinds.worse(saved, read) == kinds.worse(read, saved) == read
-    assert kinds.worse(saved, none) == kinds.worse(none, Kind(State.PARTLY)) == Kind(State.PARTLY)
+    assert kinds.worse(saved, none) == kinds.worse(none, CellKind(State.PARTLY)) == CellKind(State.PARTLY)
     assert kinds.worse(lost, saved) == kinds.worse(none, lost) == lost
     for one in kinds.KINDS:
         for other in kinds.KINDS:

@@ -80,7 +80,7 @@ def test_numbers_and_assertions_that_hold(inner: pytest.Pytester) -> None:
         from types import SimpleNamespace
         import pytest
         from kvtrace.errors import KvtraceError
-        from kvtrace.report.read import check_report
+        from kvtrace.report.load import check_report
 
         SEEN = []
 

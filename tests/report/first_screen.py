@@ -8,7 +8,7 @@ from kvtrace.labels import label
 from kvtrace.render.brief import ROWS, brief_text
 from kvtrace.render.page import Screen
 from kvtrace.render.terminal import height
-from kvtrace.report.model import Finding, Report
+from kvtrace.report.model import FindingRow, Report
 from kvtrace.words import count, percent
 
 SCREEN = Screen(80)
@@ -77,7 +77,7 @@ def _amounts(report: Report, words: str) -> None:
 
 def _reason(report: Report, words: str) -> None:
     """The first finding that asks for something: what, how much, what was seen, and what to do."""
-    bad: list[Finding] = [one for one in report["findings"] if one["severity"] != "note"]
+    bad: list[FindingRow] = [one for one in report["findings"] if one["severity"] != "note"]
     if not bad:
         assert report["findings"] or "Nothing is wrong" in words
         return

@@ -16,15 +16,15 @@ import pytest
 from first_screen import WHERE, judged, shown
 from sample import sample, with_loads
 
-from kvtrace.ledger import model as ledger_model
+from kvtrace.ledger import run as ledger_model
 from kvtrace.ledger.run_file import RunFile
 from kvtrace.render import answers
 from kvtrace.render.brief import ROWS, brief_text
 from kvtrace.render.page import Screen
 from kvtrace.render.terminal import height
 from kvtrace.report import running
+from kvtrace.report.load import check_report
 from kvtrace.report.model import Report
-from kvtrace.report.read import check_report
 from kvtrace.trace.facts import Header
 from kvtrace.words import count
 

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvtrace.causes import model as causes
-from kvtrace.ledger import model as ledger
+from kvtrace.causes import diagnosis as causes
+from kvtrace.ledger import run as ledger
 from kvtrace.ledger.run_file import RunFile
 from kvtrace.report.build import assemble
+from kvtrace.report.load import check_report
 from kvtrace.report.model import MAX_COVERAGE_ROWS, MAX_REQUEST_ROWS
-from kvtrace.report.read import check_report
 from kvtrace.terms import Stage
 from kvtrace.trace import facts
 from kvtrace.trace.reader import SpoolInfo
@@ -53,7 +53,7 @@ def book(total: int, **accounts: int) -> ledger.Ledger:
 
 
 def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
-    told = facts.Engine(
+    told = facts.EngineFact(
         tag=1, vllm="0.32.0", torch="2.13.0", platform="cpu", tp=1, prefix_caching=True, block_size=32,
         kv_transfer=facts.KvTransfer("Example", "kv_both"),
     )  # fmt: skip
@@ -63,7 +63,7 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
     )  # fmt: skip
     worker = ledger.Worker(
         engine=1, pid=11, spool="w-11.kvt", process="worker 0", connector=None,
-        facts=facts.Worker(ordinal=1, kv_layers=("layers.0", "layers.1"), connector_live=True),
+        facts=facts.WorkerFact(ordinal=1, kv_layers=("layers.0", "layers.1"), connector_live=True),
     )  # fmt: skip
     engine = ledger.Engine(
         1, 10, "engine core", told, connector, (worker,), pairs=8, steps=9, real_steps=8, requests=1
@@ -78,7 +78,7 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
         "engines": [engine],
         "connectors": [connector],
         "spools": [SpoolInfo(Path("s-10.kvt"), 6400, 50, "damaged", None, 3, "bad record 50")],
-        "targets": [ledger.Target("t", "m", "a", "found", processes=2)],
+        "targets": [ledger.TargetStatus("t", "m", "a", "found", processes=2)],
         "exceptions": [],
         "agent_errors": [(10, "recorder", "disk full")],
         "hooks": table(ledger.HOOK_COLUMNS, hook(0, 5), hook(1, 4)),
@@ -156,7 +156,7 @@ def test_a_run_becomes_a_report(tmp_path: Path) -> None:
 
 
 def test_a_run_about_which_little_is_known(tmp_path: Path) -> None:
-    engine = ledger.Engine(1, 10, "engine core", facts.Engine(), None)
+    engine = ledger.Engine(1, 10, "engine core", facts.EngineFact(), None)
     report = built(
         run_of(tmp_path, run=RunFile(), processes=[], engines=[engine], spools=[], targets=[]), diagnosis(0)
     )
@@ -165,7 +165,7 @@ def test_a_run_about_which_little_is_known(tmp_path: Path) -> None:
 
 
 def test_configured_but_not_live(tmp_path: Path) -> None:
-    told = facts.Engine(tag=1, kv_transfer=facts.KvTransfer("Mine", "kv_both"))
+    told = facts.EngineFact(tag=1, kv_transfer=facts.KvTransfer("Mine", "kv_both"))
     engine = ledger.Engine(1, 10, "engine core", told, None)
     connector = built(run_of(tmp_path, engines=[engine]), diagnosis())["run"]["engines"][0]["connector"]
     assert connector == {"name": "Mine", "class": "", "module": "", "file": "", "role": "kv_both"}

@@ -19,7 +19,7 @@ from kvtrace.render.page import Screen
 from kvtrace.render.report import report_page
 from kvtrace.render.terminal import terminal
 from kvtrace.report.digest import FIELD, UNSEALED, seal
-from kvtrace.report.read import ReportError, check_report, parse_report, read_report
+from kvtrace.report.load import ReportError, check_report, parse_report, read_report
 from kvtrace.trace.format import pack_header
 
 VALID = json.dumps(seal(with_loads())).encode()

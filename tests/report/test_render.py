@@ -20,8 +20,8 @@ from kvtrace.render.markdown import markdown
 from kvtrace.render.page import Screen
 from kvtrace.render.report import report_page
 from kvtrace.render.terminal import terminal
+from kvtrace.report.load import check_report
 from kvtrace.report.model import Report
-from kvtrace.report.read import check_report
 from kvtrace.words import count, duration, percent, size
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mutate import mutated
 from sample import sample, with_device, with_loads
 
-from kvtrace.gate.model import baseline_schema
+from kvtrace.gate.baseline import baseline_schema
 from kvtrace.report.model import Severity, report_schema
 from kvtrace.report.shape import Bounds, Digits, Most, json_schema, row
 from kvtrace.report.validate import problem
@@ -32,11 +32,11 @@ KNOWN = {
     "const", "enum", "additionalProperties", "items", "maxItems", "minimum", "maximum",
 }  # fmt: skip
 LATER = {"report": ("connectors", "graphs", "device", "digest", "places", "layers"),
-         "RunFacts": ("running", "profiles"), "Ledger": ("sent", "grades", "prompts"),
-         "Engine": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls",
+         "RunFacts": ("running", "profiles"), "LedgerRow": ("sent", "grades", "prompts"),
+         "EngineRow": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls",
                     "kv_groups"),
-         "Finding": ("headline", "connector", "grade"), "RequestRow": ("sent", "grade", "not_observed"),
-         "Requests": ("unended",), "Ledgers": ("states",), "Tracer": ("in_c",)}  # fmt: skip
+         "FindingRow": ("headline", "connector", "grade"), "RequestRow": ("sent", "grade", "not_observed"),
+         "RequestRows": ("unended",), "Ledgers": ("states",), "Tracer": ("in_c",)}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""
 JUDGE = jsonschema.Draft202012Validator(SCHEMA)
 

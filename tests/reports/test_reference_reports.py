@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.report.read import read_report
+from kvtrace.report.load import read_report
 from kvtrace.terms import SAVED
 from kvtrace.words import sentence
 

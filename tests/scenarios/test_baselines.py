@@ -8,10 +8,10 @@ import pytest
 from scenario_runs import Runs, spec
 
 from kvtrace.gate.judge import judge
-from kvtrace.gate.read import read_baseline
+from kvtrace.gate.read_baseline import read_baseline
 from kvtrace.gate.rules import Rules
 from kvtrace.render.check import sentence
-from kvtrace.report.read import read_report
+from kvtrace.report.load import read_report
 
 FOLDER = Path(__file__).resolve().parents[2] / "reports" / "baselines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

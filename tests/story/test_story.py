@@ -21,7 +21,7 @@ from kvtrace.render.terminal import terminal
 from kvtrace.story import find
 from kvtrace.story.listing import listing
 from kvtrace.story.locate import run_directory, traced_directory
-from kvtrace.story.model import Story
+from kvtrace.story.story import Story
 from kvtrace.story.tell import tell
 from kvtrace.trace.format import Fact, Flag
 

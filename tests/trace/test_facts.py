@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvtrace.trace import facts
 from kvtrace.trace.format import Fact
 
-ENGINE = facts.Engine(
+ENGINE = facts.EngineFact(
     tag=7,
     vllm="0.32.0",
     tp=2,
@@ -38,11 +38,11 @@ def test_an_empty_document_is_all_unknown_and_round_trips(code: Fact) -> None:
 
 
 def test_what_is_written_is_read() -> None:
-    assert facts.Engine.from_json(json.loads(json.dumps(ENGINE.to_json()))) == ENGINE
-    connector = facts.Connector(ordinal=1, cls="Mine", ints={"unit": 64}, noop=("shutdown",))
+    assert facts.EngineFact.from_json(json.loads(json.dumps(ENGINE.to_json()))) == ENGINE
+    connector = facts.ConnectorFact(ordinal=1, cls="Mine", ints={"unit": 64}, noop=("shutdown",))
     document = connector.to_json()
     assert document["class"] == "Mine" and "cls" not in document
-    assert facts.Connector.from_json(document) == connector
+    assert facts.ConnectorFact.from_json(document) == connector
 
 
 @given(code=st.sampled_from(sorted(facts.FACTS)), data=st.data())
@@ -55,45 +55,45 @@ def test_fields_of_any_type_never_raise_nor_pass_as_another(code: Fact, data: st
 
 @pytest.mark.parametrize("wrong", [{"tp": True}, {"tp": "2"}, {"prefix_caching": 1}, {"kv_groups": {}}])
 def test_a_field_of_another_type_is_unknown(wrong: dict[str, object]) -> None:
-    assert facts.Engine.from_json(wrong) == facts.Engine()
+    assert facts.EngineFact.from_json(wrong) == facts.EngineFact()
 
 
 def test_a_later_document_adds_to_an_earlier_one() -> None:
-    later = facts.Engine(tag=7, connector=3)
+    later = facts.EngineFact(tag=7, connector=3)
     assert ENGINE.updated(later).connector == 3 and ENGINE.updated(later).vllm == "0.32.0"
-    assert facts.Engine().updated(ENGINE) == ENGINE
+    assert facts.EngineFact().updated(ENGINE) == ENGINE
 
 
 # The keys of each document on disk, in the order in which they are written. Append, never rename: spools
 # of older versions hold them.
 KEYS = {
     facts.Header: "kvtrace run pid ppid role process python argv host wall_ns perf_ns vllm boot",
-    facts.Target: "id module attr status detail versions",
-    facts.Engine: "tag vllm torch platform model dp_rank tp pp dp block_size "
+    facts.TargetFact: "id module attr status detail versions",
+    facts.EngineFact: "tag vllm torch platform model dp_rank tp pp dp block_size "
     "max_num_batched_tokens max_num_seqs max_model_len prefix_caching "
     "chunked_prefill enforce_eager cudagraph_mode scheduler kv_transfer "
     "connector_created connector kv_groups",
     facts.KvTransfer: "connector role module_path engine_id extra",
     facts.KvGroup: "kind block_size layers window",
-    facts.Worker: "tag ordinal rank tp_rank pp_rank dp_rank worker_class device "
+    facts.WorkerFact: "tag ordinal rank tp_rank pp_rank dp_rank worker_class device "
     "kv_layers direct_call backends connector_live connector other_layers slot_bytes",
-    facts.Connector: "ordinal role parent configured class module file ok error_type error where proxy noop "
-    "overrides ints resolves requires_piecewise",
-    facts.EngineArgs: "given",
-    facts.HookException: "hook layer step connector type message where count_so_far",
-    facts.AgentError: "where error",
-    facts.ClientId: "client engine",
-    facts.HandOver: "request returned ids asks",
-    facts.Swallowed: "hook layer step connector type message where inside asked_by ended went_on "
+    facts.ConnectorFact: "ordinal role parent configured class module file ok error_type error where proxy "
+    "noop overrides ints resolves requires_piecewise",
+    facts.EngineArgsFact: "given",
+    facts.HookExceptionFact: "hook layer step connector type message where count_so_far",
+    facts.AgentErrorFact: "where error",
+    facts.ClientIdFact: "client engine",
+    facts.HandOverFact: "request returned ids asks",
+    facts.SwallowedFact: "hook layer step connector type message where inside asked_by ended went_on "
     "observed_calls count logged broad",
-    facts.Log: "logger level message hook layer step connector shown count",
-    facts.ConfigKeys: "connector given read asked hidden",
-    facts.DeviceTiming: "mode budget on pairs why",
-    facts.Graphs: "tag mode captured breakable v2",
-    facts.StartFailed: "stage type message where",
-    facts.WatchLimits: "connector kind what where hook step",
-    facts.LoadErrors: "request step group loaded places layers largest mean differing",
-    facts.UnreadableMetadata: "connector class field shape load steps",
+    facts.LogFact: "logger level message hook layer step connector shown count",
+    facts.ConfigKeysFact: "connector given read asked hidden",
+    facts.DeviceTimingFact: "mode budget on pairs why",
+    facts.GraphsFact: "tag mode captured breakable v2",
+    facts.StartFailedFact: "stage type message where",
+    facts.WatchLimitsFact: "connector kind what where hook step",
+    facts.LoadErrorsFact: "request step group loaded places layers largest mean differing",
+    facts.UnreadableMetadataFact: "connector class field shape load steps",
 }
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from kvtrace.trace import format as fmt
 from kvtrace.trace import hooks, ops
-from kvtrace.trace.facts import EngineArgs, Header
+from kvtrace.trace.facts import EngineArgsFact, Header
 from kvtrace.trace.format import Kind, Stop
 from kvtrace.trace.reader import Spool, SpoolError
 from kvtrace.trace.rows import kind
@@ -71,7 +71,7 @@ def write(path: Path, items: list[tuple[str, object]], close: bool = False) -> N
         elif what == "name":
             recorder.name(value)  # type: ignore[arg-type]
         else:
-            recorder.fact(EngineArgs(value))  # type: ignore[arg-type]
+            recorder.fact(EngineArgsFact(value))  # type: ignore[arg-type]
     if close:
         recorder.stop(Stop.CLEAN)
     else:

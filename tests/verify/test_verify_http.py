@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kvtrace.verify.answers import VerifyError
-from kvtrace.verify.engine import Request
+from kvtrace.verify.engine import RequestToMake
 from kvtrace.verify.http import Address, Client
 from kvtrace.verify.served import Server
 
@@ -75,7 +75,7 @@ def client() -> Iterator[Client]:
 
 
 def test_tokens_and_what_was_nearly_chosen_come_back(client: Client) -> None:
-    (reply,) = client.ask([Request("kvverify-1", [5, 6], 2, salt="x")], 5)
+    (reply,) = client.ask([RequestToMake("kvverify-1", [5, 6], 2, salt="x")], 5)
     assert reply.tokens == (7, 8) and not reply.error
     assert reply.logprobs[0] == (-0.5, {7: -0.5, 9: -0.6})
     (body,) = Wire.bodies
@@ -90,25 +90,25 @@ def test_tokens_and_what_was_nearly_chosen_come_back(client: Client) -> None:
 
 def test_a_lora_adapter_is_asked_by_its_name(client: Client) -> None:
     assert list(client.models) == ["tiny", "lora"]
-    client.ask([Request("kvverify-1", [5, 6], 2, adapter=1)], 5)
+    client.ask([RequestToMake("kvverify-1", [5, 6], 2, adapter=1)], 5)
     assert [body["model"] for body in Wire.bodies] == ["lora"]
 
 
 def test_an_error_is_the_servers_own_words(client: Client) -> None:
-    (reply,) = client.ask([Request("a", [0], 2)], 5)
+    (reply,) = client.ask([RequestToMake("a", [0], 2)], 5)
     assert reply.error == "HTTP 400: no such prompt" and not reply.late
 
 
 def test_requests_are_asked_together(client: Client) -> None:
-    replies = client.ask([Request(f"r-{n}", [n + 1], 2) for n in range(4)], 5)
+    replies = client.ask([RequestToMake(f"r-{n}", [n + 1], 2) for n in range(4)], 5)
     assert [reply.tokens for reply in replies] == [(7, 8)] * 4
     assert {body["id"] for body in Wire.bodies} == {f"r-{n}" for n in range(4)}
 
 
 def test_who_leaves_and_who_is_preempted(client: Client) -> None:
-    (left,) = client.ask([Request("a", [1], 4, leaves=True)], 5)
+    (left,) = client.ask([RequestToMake("a", [1], 4, leaves=True)], 5)
     assert left.tokens == (7, 8)  # of the first piece alone
-    (stayed,) = client.ask([Request("b", [1], 4, preempted=True)], 5)
+    (stayed,) = client.ask([RequestToMake("b", [1], 4, preempted=True)], 5)
     assert stayed.tokens == (7, 8, 7, 8) and Wire.resets == [
         "/reset_prefix_cache?reset_running_requests=true"
     ]
@@ -117,7 +117,7 @@ def test_who_leaves_and_who_is_preempted(client: Client) -> None:
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     nobody = Client(Address("127.0.0.1", 9))
     assert not nobody.healthy and nobody.reset() == (0, None)
-    (reply,) = nobody.ask([Request("a", [1], 1)], 5)
+    (reply,) = nobody.ask([RequestToMake("a", [1], 1)], 5)
     assert reply.error and not reply.tokens
 
 

@@ -18,18 +18,20 @@ from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import Kind, Role, pack_head
 from kvtrace.verify.answers import Answer, Answered, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
-from kvtrace.verify.engine import Reply, Request
-from kvtrace.verify.evidence import Evidence, LayerError, Seen, _hook_shares
+from kvtrace.verify.engine import Reply, RequestToMake
+from kvtrace.verify.evidence import Evidence, LayerError, RequestSeen, _hook_shares
 from kvtrace.verify.judge import judged, workloads
 from kvtrace.verify.judging import noise
-from kvtrace.verify.observed import Facts, Observed, Settings, taken_unit, with_stored
+from kvtrace.verify.observed import EngineFacts, Observed, Settings, taken_unit, with_stored
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.session import Options, Small, repeats
 from kvtrace.verify.shrink import Shrinker
 from kvtrace.verify.suite import ask, observed, probes
 from kvtrace.verify.workload import Streams, parse
 
-FACTS = Facts(block=32, budget=256, longest=2048, seqs=16, layers=4, unit=32, role="kv_both", adapters=1)
+FACTS = EngineFacts(
+    block=32, budget=256, longest=2048, seqs=16, layers=4, unit=32, role="kv_both", adapters=1
+)
 PAIRS = 4
 
 
@@ -41,16 +43,16 @@ class Connector:
 
     def __init__(self) -> None:
         self.kept: set[tuple[int, ...]] = set()
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, RequestSeen] = {}
 
-    def key(self, tokens: Sequence[int], request: Request) -> tuple[int, ...]:
+    def key(self, tokens: Sequence[int], request: RequestToMake) -> tuple[int, ...]:
         return (*tokens, *map(ord, request.salt), -request.adapter)
 
-    def offered(self, request: Request) -> int:
+    def offered(self, request: RequestToMake) -> int:
         ends = range(self.unit, len(request.tokens), self.unit)
         return max((n for n in ends if self.key(request.tokens[:n], request) in self.kept), default=0)
 
-    def save(self, request: Request) -> None:
+    def save(self, request: RequestToMake) -> None:
         for n in range(self.unit, len(request.tokens) + 1, self.unit):
             self.kept.add(self.key(request.tokens[:n], request))
 
@@ -61,20 +63,20 @@ class Connector:
         """Fields of what is seen."""
         return {"proved": loaded * PAIRS, "compared": loaded // 32}
 
-    def reply(self, request: Request, loaded: int) -> Reply:
+    def reply(self, request: RequestToMake, loaded: int) -> Reply:
         """Depends on the prompt alone."""
         return Reply(tuple((sum(request.tokens) + at) % 400 for at in range(request.generate)), seconds=0.01)
 
     # --- the engine
 
-    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
         return [self._one(request) for request in requests]
 
-    def _one(self, request: Request) -> Reply:
+    def _one(self, request: RequestToMake) -> Reply:
         loaded = self.offered(request)
         number = int(request.id.rpartition("-")[2])
         status = "FINISHED_ABORTED" if request.leaves else "FINISHED_LENGTH_CAPPED"
-        seen = Seen(
+        seen = RequestSeen(
             request.id, 1, len(request.tokens), len(request.tokens), 0, loaded, loaded, False, PAIRS,
             self.ends(loaded), 0, {}, 0 if loaded else PAIRS * len(request.tokens), 1,
             int(request.preempted), status, True,
@@ -136,7 +138,7 @@ def test_a_connector_that_keeps_its_promises_fails_nothing(monkeypatch: pytest.M
 
 def test_if_nothing_comes_back_only_the_transfer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loses(Connector):
-        def save(self, request: Request) -> None:
+        def save(self, request: RequestToMake) -> None:
             pass
 
     found = answers(Loses(), monkeypatch)
@@ -146,7 +148,7 @@ def test_if_nothing_comes_back_only_the_transfer_fails(monkeypatch: pytest.Monke
 
 def test_a_key_without_the_prefix_gives_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     class Orphan(Connector):
-        def key(self, tokens: Sequence[int], request: Request) -> tuple[int, ...]:
+        def key(self, tokens: Sequence[int], request: RequestToMake) -> tuple[int, ...]:
             return super().key(tokens[-self.unit :], request)
 
     assert "nobody-else" in failed(answers(Orphan(), monkeypatch))
@@ -159,7 +161,7 @@ def test_a_key_without_the_salt_or_the_adapter_gives_to_others(
     left_out: dict[str, Any], fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Without(Connector):
-        def key(self, tokens: Sequence[int], request: Request) -> tuple[int, ...]:
+        def key(self, tokens: Sequence[int], request: RequestToMake) -> tuple[int, ...]:
             return super().key(tokens, replace(request, **left_out))
 
     assert failed(answers(Without(), monkeypatch)) == {fails}
@@ -180,7 +182,7 @@ def test_a_key_without_the_model_gives_to_another_model(
         other_model = True
         model = ""
 
-        def key(self, tokens: Sequence[int], request: Request) -> tuple[int, ...]:
+        def key(self, tokens: Sequence[int], request: RequestToMake) -> tuple[int, ...]:
             return super().key(tokens, replace(request, salt=self.model * in_keys))
 
         def restart(self, other: bool = False) -> None:
@@ -212,7 +214,7 @@ def test_other_numbers_fail_only_where_they_are_far(
             errors = {"layers.0": self.error} if loaded else {}
             return {"errors": errors, "compared": loaded // 32, "differing": loaded // 32}
 
-        def reply(self, request: Request, loaded: int) -> Reply:
+        def reply(self, request: RequestToMake, loaded: int) -> Reply:
             return Reply((9, 9, 9, 9)[: request.generate]) if loaded else super().reply(request, loaded)
 
     near = everything(Altered(), monkeypatch)
@@ -258,7 +260,7 @@ def test_a_load_that_does_not_arrive_is_a_broken_lookup(monkeypatch: pytest.Monk
 
 def test_other_answers_without_other_numbers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     class Spoils(Connector):
-        def reply(self, request: Request, loaded: int) -> Reply:
+        def reply(self, request: RequestToMake, loaded: int) -> Reply:
             return Reply((9, 9, 9, 9)[: request.generate]) if loaded else super().reply(request, loaded)
 
     # what it gave is proved: that the answers are other ones is the engine's
@@ -273,7 +275,7 @@ def test_other_answers_without_other_numbers_fail(monkeypatch: pytest.MonkeyPatc
 
 def test_prompts_that_end_with_a_unit_are_their_own_property(monkeypatch: pytest.MonkeyPatch) -> None:
     class Whole(Connector):
-        def save(self, request: Request) -> None:
+        def save(self, request: RequestToMake) -> None:
             whole = len(request.tokens) // self.unit * self.unit
             self.kept.add(self.key(request.tokens[:whole], request))
 
@@ -282,7 +284,7 @@ def test_prompts_that_end_with_a_unit_are_their_own_property(monkeypatch: pytest
 
 def test_long_prompts_of_which_one_step_is_kept_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     class FirstChunk(Connector):
-        def save(self, request: Request) -> None:
+        def save(self, request: RequestToMake) -> None:
             super().save(replace(request, tokens=request.tokens[: FACTS.budget]))
 
     assert {"chunked", "whole-units"} <= failed(answers(FirstChunk(), monkeypatch))
@@ -290,14 +292,14 @@ def test_long_prompts_of_which_one_step_is_kept_fail(monkeypatch: pytest.MonkeyP
 
 def test_what_a_connector_leaves_out_is_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     class Head(Connector):
-        def save(self, request: Request) -> None:
+        def save(self, request: RequestToMake) -> None:
             super().save(replace(request, tokens=request.tokens[: self.unit]))
 
         def more(self, loaded: int) -> dict[str, Any]:
             return super().more(loaded) | {"saved": 0 if loaded else PAIRS * self.unit}
 
     class Nothing(Head):
-        def save(self, request: Request) -> None:
+        def save(self, request: RequestToMake) -> None:
             if len(request.tokens) > 4 * self.unit:
                 super().save(request)
 
@@ -322,16 +324,16 @@ def test_what_is_asked_before_it_can_be_written_is_no_loss(monkeypatch: pytest.M
         def __init__(self) -> None:
             super().__init__()
             self.used: set[tuple[int, ...]] = set()
-            self.waiting: list[Request] = []
+            self.waiting: list[RequestToMake] = []
 
-        def _one(self, request: Request) -> Reply:
+        def _one(self, request: RequestToMake) -> Reply:
             reply = super()._one(request)
             number = int(request.id.rpartition("-")[2])
             took = len(self.waiting) and self.waiting[-1] is request
             self.seen[number] = replace(self.seen[number], saved=PAIRS * len(request.tokens) if took else 0)
             return reply
 
-        def save(self, request: Request) -> None:
+        def save(self, request: RequestToMake) -> None:
             key = self.key(request.tokens, request)
             if key in self.used and not self.offered(request):
                 self.waiting.append(request)
@@ -360,7 +362,7 @@ def test_an_engine_that_ends_is_a_failure_of_what_ended_it(monkeypatch: pytest.M
     class Dies(Connector):
         dead = False
 
-        def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+        def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
             self.dead = self.dead or any(len(one.tokens) > FACTS.budget + 40 for one in requests)
             if self.dead:
                 return [Reply(error="HTTP 500") for _ in requests]
@@ -382,7 +384,7 @@ def test_a_load_that_ends_the_engine_is_told_once(monkeypatch: pytest.MonkeyPatc
     class Dies(Connector):
         dead = False
 
-        def _one(self, request: Request) -> Reply:
+        def _one(self, request: RequestToMake) -> Reply:
             loaded = self.offered(request)
             reply = super()._one(request)
             if not loaded or len(request.tokens) <= FACTS.budget + 40:
@@ -409,7 +411,7 @@ def test_an_asynchronous_load_that_never_ends_is_never_told(monkeypatch: pytest.
         def more(self, loaded: int) -> dict[str, Any]:
             return {"asynchronous": True}
 
-        def reply(self, request: Request, loaded: int) -> Reply:
+        def reply(self, request: RequestToMake, loaded: int) -> Reply:
             return Reply(error="no answer", late=True) if loaded else super().reply(request, loaded)
 
     what = everything(NeverTold(), monkeypatch)
@@ -431,7 +433,7 @@ def test_a_rest_is_as_long_as_it_helps(
     monkeypatch.setattr("kvtrace.verify.drive.time.sleep", rested.append)
 
     class Late(Connector):
-        def offered(self, request: Request) -> int:
+        def offered(self, request: RequestToMake) -> int:
             return super().offered(request) if sum(rested[-2:]) >= comes_after else 0
 
     connector = Late()
@@ -458,7 +460,7 @@ def test_blocks_in_use_hide_whether_it_transfers(monkeypatch: pytest.MonkeyPatch
         def reset(self, patience: float) -> bool | None:
             return False
 
-        def offered(self, request: Request) -> int:
+        def offered(self, request: RequestToMake) -> int:
             return 0
 
         def more(self, loaded: int) -> dict[str, Any]:
@@ -472,7 +474,7 @@ def test_blocks_in_use_hide_whether_it_transfers(monkeypatch: pytest.MonkeyPatch
 
 def test_a_role_that_never_loads_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     class Producer(Connector):
-        def offered(self, request: Request) -> int:
+        def offered(self, request: RequestToMake) -> int:
             return 0
 
     what = everything(Producer(), monkeypatch)
@@ -483,7 +485,7 @@ def test_a_role_that_never_loads_is_no_failure(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_a_producer_took_unseen_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unseen(Connector):
-        def offered(self, request: Request) -> int:
+        def offered(self, request: RequestToMake) -> int:
             return 0
 
         def more(self, loaded: int) -> dict[str, Any]:
@@ -498,7 +500,7 @@ def test_what_a_producer_took_unseen_is_no_failure(monkeypatch: pytest.MonkeyPat
 
 def test_a_consumer_with_nothing_to_load_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Consumer(Connector):
-        def save(self, request: Request) -> None:
+        def save(self, request: RequestToMake) -> None:
             pass
 
     what = everything(Consumer(), monkeypatch)

@@ -15,7 +15,7 @@ from kvtrace.agent.prints.kept import KeptCopies, StepBlocks  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.steps.prompts import Filled  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
-from kvtrace.trace.facts import LoadErrors  # noqa: E402
+from kvtrace.trace.facts import LoadErrorsFact  # noqa: E402
 
 SIZE, BLOCKS = 4, 12
 
@@ -25,8 +25,8 @@ class Layer(SimpleNamespace):
 
 
 @pytest.fixture
-def facts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadErrors]]:
-    found: list[LoadErrors] = []
+def facts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadErrorsFact]]:
+    found: list[LoadErrorsFact] = []
     monkeypatch.setattr(AGENT, "config", AgentConfig(Path("x"), b"k" * 16, copies=64))
     monkeypatch.setattr(AGENT, "fact", lambda fact, role, flush=True: found.append(fact))
     yield found
@@ -44,7 +44,7 @@ def step(name: str, tokens: list[int], blocks: list[int], tensors: Any, loaded: 
     return StepBlocks(1, filled, {name: tokens}, {name: loaded} if loaded else {}, tensors)
 
 
-def test_equal_blocks_have_no_error(facts: list[LoadErrors]) -> None:
+def test_equal_blocks_have_no_error(facts: list[LoadErrorsFact]) -> None:
     kept, layers, tensors = engine()
     tokens = list(range(10))
     kept.take(step("one", tokens, [1, 2], tensors))
@@ -58,7 +58,7 @@ def test_equal_blocks_have_no_error(facts: list[LoadErrors]) -> None:
     assert fact.largest == (0.0, 0.0) and fact.layers == ("layers.0", "layers.1")
 
 
-def test_numbers_that_differ_are_told_from_another_prompt(facts: list[LoadErrors]) -> None:
+def test_numbers_that_differ_are_told_from_another_prompt(facts: list[LoadErrorsFact]) -> None:
     kept, layers, tensors = engine()
     tokens = list(range(8))
     kept.take(step("one", tokens, [1, 2], tensors))
@@ -72,14 +72,14 @@ def test_numbers_that_differ_are_told_from_another_prompt(facts: list[LoadErrors
     assert fact.mean[1] > 1 and fact.largest[1] > 1
 
 
-def test_only_the_same_tokens_are_compared(facts: list[LoadErrors]) -> None:
+def test_only_the_same_tokens_are_compared(facts: list[LoadErrorsFact]) -> None:
     kept, _, tensors = engine()
     kept.take(step("one", [1, 2, 3, 4, 5, 6, 7, 8], [1, 2], tensors))
     kept.take(step("two", [9, 2, 3, 4, 5, 6, 7, 8], [3, 4], tensors, loaded=8))
     assert not facts
 
 
-def test_computed_twice_is_noise(facts: list[LoadErrors]) -> None:
+def test_computed_twice_is_noise(facts: list[LoadErrorsFact]) -> None:
     kept, _, tensors = engine()
     tokens = list(range(8))
     kept.take(step("one", tokens, [1, 2], tensors))
@@ -88,7 +88,7 @@ def test_computed_twice_is_noise(facts: list[LoadErrors]) -> None:
     assert not fact.loaded and fact.differing == 2
 
 
-def test_what_is_no_number_is_far(facts: list[LoadErrors]) -> None:
+def test_what_is_no_number_is_far(facts: list[LoadErrorsFact]) -> None:
     kept, layers, tensors = engine()
     kept.take(step("one", list(range(4)), [1], tensors))
     tensors[layers[0]][3] = float("nan")
@@ -97,7 +97,7 @@ def test_what_is_no_number_is_far(facts: list[LoadErrors]) -> None:
     assert facts[0].largest[0] > 1e6 and facts[0].largest[1] == 0
 
 
-def test_copies_are_bounded_and_a_null_block_is_nobodys(facts: list[LoadErrors]) -> None:
+def test_copies_are_bounded_and_a_null_block_is_nobodys(facts: list[LoadErrorsFact]) -> None:
     kept, _, tensors = engine(copies=1)
     kept.take(step("one", list(range(8)), [1, 2], tensors))
     kept.take(step("two", list(range(50, 58)), [0, 5], tensors))
@@ -105,7 +105,7 @@ def test_copies_are_bounded_and_a_null_block_is_nobodys(facts: list[LoadErrors])
     assert not facts
 
 
-def test_bytes_of_fp8_are_numbers(facts: list[LoadErrors]) -> None:
+def test_bytes_of_fp8_are_numbers(facts: list[LoadErrorsFact]) -> None:
     kept, layers, tensors = engine()
     for layer in layers:
         tensors[layer] = tensors[layer].to(torch.float8_e4m3fn).view(torch.uint8)

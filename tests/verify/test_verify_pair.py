@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.verify.engine import Reply, Request
-from kvtrace.verify.pair import ASKS, Pair
+from kvtrace.verify.engine import Reply, RequestToMake
+from kvtrace.verify.pair import ASKS, ServerPair
 
 
 class Side:
@@ -13,7 +13,7 @@ class Side:
 
     def __init__(self, name: str, log: list[str], refuses: str = "", resets: bool | None = True) -> None:
         self.name, self.log, self.refuses, self.resets = name, log, refuses, resets
-        self.asked: list[Request] = []
+        self.asked: list[RequestToMake] = []
 
     def start(self) -> None:
         self.log.append(f"{self.name} starts")
@@ -32,7 +32,7 @@ class Side:
     def gone(self) -> str:
         return ""
 
-    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
         self.asked += requests
         return [
             Reply(error="no") if one.id == self.refuses else Reply((7,), transfer={"of": one.id})
@@ -42,8 +42,12 @@ class Side:
 
 def test_a_prompt_goes_to_prefill_then_its_answer_to_decode() -> None:
     prefill, decode = Side("prefill", [], refuses="b"), Side("decode", [])
-    requests = [Request("a", [1], 4, leaves=True), Request("b", [2], 4), Request("c", [3], 4)]
-    replies = Pair(prefill, decode).ask(requests, 1.0)
+    requests = [
+        RequestToMake("a", [1], 4, leaves=True),
+        RequestToMake("b", [2], 4),
+        RequestToMake("c", [3], 4),
+    ]
+    replies = ServerPair(prefill, decode).ask(requests, 1.0)
     assert [reply.error for reply in replies] == ["", "no", ""]
     assert [(one.generate, one.leaves, one.transfer) for one in prefill.asked] == [(1, False, ASKS)] * 3
     assert [(one.id, one.generate, one.transfer) for one in decode.asked] == [
@@ -54,7 +58,7 @@ def test_a_prompt_goes_to_prefill_then_its_answer_to_decode() -> None:
 
 def test_a_reset_came_about_where_both_say_so() -> None:
     def told(one: bool | None, other: bool | None) -> bool | None:
-        return Pair(Side("p", [], resets=one), Side("d", [], resets=other)).reset(1.0)
+        return ServerPair(Side("p", [], resets=one), Side("d", [], resets=other)).reset(1.0)
 
     assert told(True, True) is True and told(True, False) is False
     assert told(None, False) is False and told(True, None) is None
@@ -62,5 +66,5 @@ def test_a_reset_came_about_where_both_say_so() -> None:
 
 def test_a_restart_stops_both_before_either_starts() -> None:
     log: list[str] = []
-    Pair(Side("p", log), Side("d", log)).restart()
+    ServerPair(Side("p", log), Side("d", log)).restart()
     assert log[:2] == ["p stops", "d stops"] and sorted(log[2:]) == ["d starts", "p starts"]

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.judge import workloads as asked_of
-from kvtrace.verify.observed import Facts
+from kvtrace.verify.observed import EngineFacts
 from kvtrace.verify.registry import PROPERTIES
 from kvtrace.verify.shrink import workloads
 from kvtrace.verify.workload import FIRST_TOKEN, LAST_TOKEN, Streams, parse
 
-FACTS = Facts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=64)
+FACTS = EngineFacts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=64)
 
 
 def test_a_workload_is_what_its_text_says() -> None:
@@ -55,12 +55,12 @@ def test_other_names_and_seeds_have_other_tokens() -> None:
     "facts",
     [
         FACTS,
-        Facts(block=16, budget=8192, longest=32768, seqs=256, layers=32, unit=256),
-        Facts(block=32, budget=512, longest=600, seqs=2, layers=4, unit=0),
-        Facts(block=128, budget=128, longest=1024, seqs=1, layers=1, unit=512),
+        EngineFacts(block=16, budget=8192, longest=32768, seqs=256, layers=32, unit=256),
+        EngineFacts(block=32, budget=512, longest=600, seqs=2, layers=4, unit=0),
+        EngineFacts(block=128, budget=128, longest=1024, seqs=1, layers=1, unit=512),
     ],
 )
-def test_every_property_asks_what_can_be_read(facts: Facts) -> None:
+def test_every_property_asks_what_can_be_read(facts: EngineFacts) -> None:
     assert len({one.id for one in PROPERTIES}) == len(PROPERTIES)
     for one in PROPERTIES:
         text = one.workload(facts)
@@ -77,6 +77,6 @@ def test_prompts_that_do_not_fit_are_left_out_and_no_others() -> None:
 
 
 def test_large_units_are_asked_within_them_too() -> None:
-    facts = Facts(block=64, budget=512, longest=1024, seqs=4, layers=4, unit=256)
+    facts = EngineFacts(block=64, budget=512, longest=1024, seqs=4, layers=4, unit=256)
     asked = dict(asked_of(PROPERTIES, facts))["nobody-else"]
     assert {"s64t256", "s64u256"} <= {prompt.text for prompt in asked.prompts}

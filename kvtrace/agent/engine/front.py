@@ -11,7 +11,7 @@ from kvtrace.agent.facts import describe
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps import graphs
 from kvtrace.agent.wrap import frames
-from kvtrace.trace.facts import ClientId, EngineArgs
+from kvtrace.trace.facts import ClientIdFact, EngineArgsFact
 from kvtrace.trace.format import Role
 
 
@@ -24,7 +24,7 @@ def wrap_engine_args(module: ModuleType) -> None:
         try:
             AGENT.set_role(Role.FRONT, "front")
             given = {**describe.engine_args(self), **graphs.asked(self)}
-            AGENT.fact(EngineArgs(given), Role.FRONT, standing="args")
+            AGENT.fact(EngineArgsFact(given), Role.FRONT, standing="args")
         except Exception:
             AGENT.failed("create_engine_config")
         try:
@@ -50,7 +50,7 @@ def wrap_input_processor(module: ModuleType) -> None:
             request = kwargs.get("request", args[-1] if args else None)
             client, engine = getattr(request, "external_req_id", None), getattr(request, "request_id", None)
             if client and engine:
-                AGENT.fact(ClientId(client, engine), Role.FRONT, flush=not AGENT.scheduler_writes)
+                AGENT.fact(ClientIdFact(client, engine), Role.FRONT, flush=not AGENT.scheduler_writes)
         except Exception:
             AGENT.failed("assign_request_id")
         return result

@@ -23,7 +23,7 @@ from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT, get_ident, where_raised
 from kvtrace.agent.wrap import frames
 from kvtrace.agent.wrap.once import wrap_once
-from kvtrace.trace.facts import Log, Swallowed
+from kvtrace.trace.facts import LogFact, SwallowedFact
 from kvtrace.trace.format import Role
 
 MAX_FACTS = 100
@@ -82,7 +82,7 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
         return  # repeats: said again at 2, 4, 8, ...
     if error is not None:
         _caught_in_thread(error, index, count)
-    fact = Log(
+    fact = LogFact(
         logger=record.name,
         level=record.levelname,
         message=foreign.of_record(record, AGENT.keeps_messages),
@@ -104,7 +104,7 @@ def _exception(record: logging.LogRecord) -> BaseException | None:
 
 
 def _caught_in_thread(error: BaseException, index: int, count: int) -> None:
-    fact = Swallowed(
+    fact = SwallowedFact(
         hook="thread",
         connector=index,
         type=type(error).__name__,

@@ -11,7 +11,7 @@ from typing import Any
 from kvtrace.agent.code import foreign, owners, traces
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap import frames
-from kvtrace.trace.facts import StartFailed
+from kvtrace.trace.facts import StartFailedFact
 from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
@@ -32,7 +32,7 @@ def wrap_parser(module: ModuleType) -> None:
         try:
             AGENT.set_role(Role.FRONT, "front")
             said = " ".join(mask_text(str(message)).split())[:_MOST]
-            AGENT.fact(StartFailed(COMMAND_LINE, "", said), Role.FRONT)
+            AGENT.fact(StartFailedFact(COMMAND_LINE, "", said), Role.FRONT)
         except Exception:
             AGENT.failed("error")
         return original(self, message)
@@ -104,7 +104,7 @@ def _module(trace: TracebackType) -> str:
 def failed(stage: str, error: BaseException, role: Role) -> None:
     """Note what ended a stage of the engine's start. Never raises."""
     try:
-        AGENT.fact(StartFailed(stage, type(error).__name__, said(error), place(error)), role)
+        AGENT.fact(StartFailedFact(stage, type(error).__name__, said(error), place(error)), role)
     except Exception:
         AGENT.failed(stage)
 

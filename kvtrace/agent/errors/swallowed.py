@@ -51,7 +51,7 @@ class About(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """One exception; as in :class:`kvtrace.trace.facts.Swallowed`."""
+    """One exception; as in :class:`kvtrace.trace.facts.SwallowedFact`."""
 
     seen: Raised
     logged: bool = False
@@ -174,7 +174,7 @@ class CallErrors:
         _seen_before[key] = count
         if count > 16 and count & (count - 1):
             return
-        fact = facts.Swallowed(
+        fact = facts.SwallowedFact(
             hook=self._hook,
             layer=about.layer,
             step=about.step,

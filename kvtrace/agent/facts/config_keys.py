@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtrace.agent.code import config_source, foreign, owners
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.facts import ConfigKeys
+from kvtrace.trace.facts import ConfigKeysFact
 from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_mapping
 
@@ -108,7 +108,7 @@ def _look(keys: _Given) -> None:
         asked = config_source.keys_named(list(texts.values())) if texts is not None else None
     except (config_source.Hidden, SyntaxError, ValueError, RecursionError):
         pass
-    fact = ConfigKeys(
+    fact = ConfigKeysFact(
         connector=keys.index,
         given=tuple(mask_mapping(dict.fromkeys(keys.keys))),
         read=tuple(key for key in keys.keys if key in (asked or ())),

@@ -12,13 +12,15 @@ from typing import Any
 from kvtrace.agent.code.attributes import attributes
 from kvtrace.agent.facts.describe import get
 from kvtrace.trace import hooks
-from kvtrace.trace.facts import UNIT_NAME, Connector
+from kvtrace.trace.facts import UNIT_NAME, ConnectorFact
 from kvtrace.trace.format import Role
 
 _MAX_INTS = 32
 
 
-def fact_of(connector: Any, role: Role, configured: str | None, parent: int | None, index: int) -> Connector:
+def fact_of(
+    connector: Any, role: Role, configured: str | None, parent: int | None, index: int
+) -> ConnectorFact:
     """The fact of a connector that has no proxy yet.
 
     Args:
@@ -27,7 +29,7 @@ def fact_of(connector: Any, role: Role, configured: str | None, parent: int | No
         index: its index in this process.
     """
     base = type(connector)
-    return Connector(
+    return ConnectorFact(
         ordinal=index,
         role=role.name.lower(),
         parent=parent,

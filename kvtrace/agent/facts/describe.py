@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtrace.agent.state import version_of
 from kvtrace.agent.wrap.proxy import index_of
-from kvtrace.trace.facts import NOT_OF_TOKENS, Engine, KvGroup, KvTransfer, Worker
+from kvtrace.trace.facts import NOT_OF_TOKENS, EngineFact, KvGroup, KvTransfer, WorkerFact
 from kvtrace.trace.mask import mask_mapping, mask_text
 
 
@@ -115,11 +115,11 @@ def _kinds(spec: Any) -> list[str]:
     return [cls.__name__ for cls in type(spec).__mro__]
 
 
-def engine(scheduler: Any, tag: int) -> Engine:
+def engine(scheduler: Any, tag: int) -> EngineFact:
     """One Scheduler instance, of that tag, and the engine it schedules for."""
     config = scheduler.vllm_config
     connector = getattr(scheduler, "connector", None)
-    return Engine(
+    return EngineFact(
         tag=tag,
         vllm=version_of("vllm"),
         torch=version_of("torch"),
@@ -145,7 +145,7 @@ def engine(scheduler: Any, tag: int) -> Engine:
     )
 
 
-def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
+def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> WorkerFact:
     """One worker, once its KV cache exists.
 
     Args:
@@ -162,7 +162,7 @@ def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
     known = {name: context[name] for name in layers if name in context}
     state = sys.modules.get("vllm.distributed.kv_transfer.kv_transfer_state")
     connector = getattr(state, "_KV_CONNECTOR_AGENT", None)
-    return Worker(
+    return WorkerFact(
         ordinal=ordinal,
         rank=plain(getattr(inner, "rank", getattr(wrapper, "global_rank", 0))),
         tp_rank=_group_rank("get_tp_group"),

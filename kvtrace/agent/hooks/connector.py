@@ -25,7 +25,7 @@ from kvtrace.agent.watch import background
 from kvtrace.agent.wrap import frames, proxy
 from kvtrace.agent.wrap.hooked import Hooked
 from kvtrace.trace import hooks
-from kvtrace.trace.facts import Connector
+from kvtrace.trace.facts import ConnectorFact
 from kvtrace.trace.format import Role
 
 _next_index = 1
@@ -71,7 +71,7 @@ def traced(
 
 def creation_failed(role: Role, configured: str | None, error: BaseException) -> None:
     """Note that the factory, or the connector's constructor, raised."""
-    fact = Connector(
+    fact = ConnectorFact(
         ordinal=0,
         role=role.name.lower(),
         configured=configured,

@@ -32,7 +32,7 @@ from kvtrace.agent.wrap import frames
 from kvtrace.agent.wrap.codegen import generate
 from kvtrace.agent.wrap.hooked import Hooked
 from kvtrace.trace import rows
-from kvtrace.trace.facts import DeviceTiming
+from kvtrace.trace.facts import DeviceTimingFact
 from kvtrace.trace.format import DETAIL_IS_OP, Flag, Kind, Role, pack_head
 from kvtrace.trace.ops import Op
 
@@ -61,7 +61,7 @@ def wanted() -> bool:
     return config is not None and config.device_timing != "off" and describe.platform() == "cuda"
 
 
-class Pair:
+class EventPair:
     """Two events around one call, and what the host knows of it."""
 
     __slots__ = ("begun", "caught_up", "end", "ended", "head", "layer", "start", "streams", "t0", "t1")
@@ -76,7 +76,7 @@ class Pair:
 class _Step:
     """The pairs of one timed step that are still to be read."""
 
-    def __init__(self, step: int, pairs: list[Pair], untimed: int, cost: int, busy: int) -> None:
+    def __init__(self, step: int, pairs: list[EventPair], untimed: int, cost: int, busy: int) -> None:
         self.step, self.pairs, self.untimed, self.cost, self.busy = step, pairs, untimed, cost, busy
         # In a stream events are done in order: the last pair speaks for the others.
         self._last = list({pair.streams: pair for pair in pairs}.values())
@@ -101,9 +101,9 @@ class Device:
         self.on = False
         self._cuda: Any = None  # set while timing is possible
         self._sampler = BudgetAccount("sampled", 0.0)
-        self._free: list[Pair] = []
+        self._free: list[EventPair] = []
         self._pairs = 0
-        self._taken: list[Pair] = []
+        self._taken: list[EventPair] = []
         self._steps: deque[_Step] = deque()
         self._streams: dict[int, int] = {}
         self._index_of_device = 0
@@ -123,7 +123,7 @@ class Device:
             stream = cuda.current_stream()
             self._index_of_device = stream.device_index
             for _ in range(self._pairs, pairs):
-                pair = Pair(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
+                pair = EventPair(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
                 # CUDA makes an event when it is recorded first: now, and not in a step.
                 pair.start.record(stream)
                 pair.end.record(stream)
@@ -152,7 +152,7 @@ class Device:
     def _write_fact(self, on: bool, pairs: int, why: str = "") -> None:
         config = AGENT.config
         if config is not None:
-            fact = DeviceTiming(config.device_timing, config.budget, on, pairs, why)
+            fact = DeviceTimingFact(config.device_timing, config.budget, on, pairs, why)
             AGENT.fact(fact, Role.WORKER, standing="device")
 
     # --- steps ----------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Device:
             return 0, 0
         base = step.pairs[0].start
         offset = None  # host clock - device clock, at least
-        times: list[tuple[Pair, int, int]] = []
+        times: list[tuple[EventPair, int, int]] = []
         for pair in step.pairs:
             try:
                 begin = _nanoseconds(base.elapsed_time(pair.start)) if pair.start is not base else 0
@@ -257,7 +257,7 @@ class Device:
         self._stop(pair, head, layer)
         return result
 
-    def _start(self) -> Pair | None:
+    def _start(self) -> EventPair | None:
         begun = clock()
         cuda = self._cuda
         if cuda is None:  # given up since the step began
@@ -278,7 +278,7 @@ class Device:
             self._give_up(error)
             return None
 
-    def _stop(self, pair: Pair, head: int, layer: Any) -> None:
+    def _stop(self, pair: EventPair, head: int, layer: Any) -> None:
         t1 = clock()
         cuda = self._cuda
         if cuda is None:
@@ -308,7 +308,7 @@ class Device:
         # thread's own: in a connector's thread it may be another one.
         return stream if stream.device_index == self._index_of_device else None
 
-    def _take(self) -> Pair | None:
+    def _take(self) -> EventPair | None:
         try:  # two threads may be after the last one
             return self._free.pop()
         except IndexError:

@@ -16,7 +16,7 @@ from kvtrace.agent.hooks import connector
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap import proxy
 from kvtrace.trace import hooks
-from kvtrace.trace.facts import HOOKS, AgentError, Connector
+from kvtrace.trace.facts import HOOKS, AgentErrorFact, ConnectorFact
 from kvtrace.trace.format import Role
 
 LATE = "vLLM got it past its factory; calls are seen from where kvtrace found it on, none before"
@@ -66,7 +66,7 @@ def _put(holder: Any, name: str, found: Any, role: Role, configured: Any) -> Non
     if others:
         if _say(found, role, OTHER):
             for index in others:
-                AGENT.fact(Connector(ordinal=index, proxy="none"), role)
+                AGENT.fact(ConnectorFact(ordinal=index, proxy="none"), role)
     elif _key(found, role, NO_PROXY) not in AGENT.standing_facts:
         named, module = (getattr(configured, of, None) for of in ("kv_connector", "kv_connector_module_path"))
         made = connector.traced(found, role, named, module_path=module)
@@ -75,7 +75,7 @@ def _put(holder: Any, name: str, found: Any, role: Role, configured: Any) -> Non
 
 
 def _key(found: Any, role: Role, why: str) -> tuple[int, object]:
-    return int(AgentError.CODE), (type(found).__name__, role, why)
+    return int(AgentErrorFact.CODE), (type(found).__name__, role, why)
 
 
 def _say(found: Any, role: Role, why: str) -> bool:
@@ -85,5 +85,5 @@ def _say(found: Any, role: Role, why: str) -> bool:
         return False
     own = [hook for hook in own_hooks(type(found)) if hooks.BY_NAME[hook].role == role]
     what = f"of {type(found).__name__} on the {role.name.lower()} ({', '.join(own) or 'none of its own'})"
-    AGENT.fact(AgentError(HOOKS, f"{what}: {why}"), role, standing=key[1])
+    AGENT.fact(AgentErrorFact(HOOKS, f"{what}: {why}"), role, standing=key[1])
     return True

@@ -8,7 +8,7 @@ from kvtrace.agent.metadata import Admissions, Declared, StepRequests, Totals, i
 from kvtrace.agent.metadata.adapters import Adapters
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import rows
-from kvtrace.trace.facts import UnreadableMetadata
+from kvtrace.trace.facts import UnreadableMetadataFact
 from kvtrace.trace.format import Kind, Role, pack_head
 
 _MOST_KINDS = 8
@@ -81,7 +81,9 @@ class Reader:
                 continue
             steps = counts[key] = counts.get(key, 0) + 1
             if steps & (steps - 1) == 0:
-                document = UnreadableMetadata(index, cls, problem.field, problem.shape, problem.load, steps)
+                document = UnreadableMetadataFact(
+                    index, cls, problem.field, problem.shape, problem.load, steps
+                )
                 AGENT.fact(document, Role.SCHEDULER, flush=False)
 
 

@@ -33,7 +33,7 @@ def roundings(texts: Mapping[str, str], extra: Mapping[str, Any]) -> list[Roundi
     Raises:
         SyntaxError: a module is no Python.
     """
-    source = _Source({name: ast.parse(text) for name, text in texts.items()}, extra)
+    source = _SourceText({name: ast.parse(text) for name, text in texts.items()}, extra)
     found = {}
     for module, tree in source.trees.items():
         for node in ast.walk(tree):
@@ -69,7 +69,7 @@ def _same(one: ast.AST, other: ast.AST) -> bool:
     return ast.dump(one) == ast.dump(other)
 
 
-class _Source:
+class _SourceText:
     def __init__(self, trees: dict[str, ast.Module], extra: Mapping[str, Any]) -> None:
         self.trees, self.extra = trees, extra
         nodes = [node for tree in trees.values() for node in ast.walk(tree)]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from kvtrace.agent.kv.host import aside, event_behind
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps.prompts import Filled
-from kvtrace.trace.facts import LoadErrors
+from kvtrace.trace.facts import LoadErrorsFact
 from kvtrace.trace.format import Role
 
 _NULL = 0
@@ -41,7 +41,7 @@ class _Pair(NamedTuple):
 
 
 class _Comparing(NamedTuple):
-    fact: LoadErrors
+    fact: LoadErrorsFact
     errors: Any
     """Of shape (layers, blocks, largest and mean)."""
     event: Any
@@ -132,7 +132,7 @@ class KeptCopies:
                 for at, layer in enumerate(layers)
             ]
         )
-        fact = LoadErrors(
+        fact = LoadErrorsFact(
             one.request, step.number, one.group, arrived,
             tuple(pair.place for pair in pairs), tuple(layer.name for layer in layers),
         )  # fmt: skip
@@ -186,7 +186,7 @@ def _errors(torch: Any, now: Any, before: Any) -> Any:
     return torch.stack((largest, mean), 1).nan_to_num(_HUGE, _HUGE, _HUGE).clamp_max(_HUGE)
 
 
-def _write(fact: LoadErrors, errors: Any) -> None:
+def _write(fact: LoadErrorsFact, errors: Any) -> None:
     largest, mean = errors.amax(1), errors.mean(1)
     of_blocks = errors[:, :, 0].amax(0)
     AGENT.fact(

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvtrace.agent.facts import describe
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.facts import Graphs
+from kvtrace.trace.facts import GraphsFact
 from kvtrace.trace.format import STEP_SHIFT, Role
 
 FULL = 2
@@ -103,7 +103,7 @@ def step_begins(wrapper: Any, step: int) -> None:
     _written.add(key)
     config = getattr(wrapper, "vllm_config", None)
     runner = getattr(getattr(wrapper, "worker", None), "model_runner", None)
-    fact = Graphs(
+    fact = GraphsFact(
         tag=step >> STEP_SHIFT,
         # By now the attention backend's support has been taken into account.
         mode=describe.plain(describe.get(config, "compilation_config.cudagraph_mode")),

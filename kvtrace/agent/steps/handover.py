@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.facts import HandOver
+from kvtrace.trace.facts import HandOverFact
 from kvtrace.trace.format import Role
 
 _ID = re.compile(r"(?:^|_)(?:req|request|transfer|xfer|engine)_?id$")
@@ -37,7 +37,7 @@ def _record(req_id: str, params: Any, returned: bool) -> None:
     ids = dict(found for found, _ in zip(_ids(params), range(_MOST_IDS), strict=False))
     asks = tuple(name for name in _ASKS if params.get(name) is True)
     if ids or asks:
-        AGENT.fact(HandOver(req_id, returned, ids, asks), Role.SCHEDULER, flush=False)
+        AGENT.fact(HandOverFact(req_id, returned, ids, asks), Role.SCHEDULER, flush=False)
 
 
 def _ids(params: dict[Any, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import Results
-from kvtrace.ledger.model import Worker
+from kvtrace.causes.diagnosis import Results
+from kvtrace.ledger.run import Worker
 from kvtrace.words import percent
 
 _SHARE = 0.25

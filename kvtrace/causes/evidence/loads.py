@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvtrace.causes.case import MAX_EVENTS, Case
 from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import Event, Fields, Finding
+from kvtrace.causes.diagnosis import Event, Fields, Finding
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
 from kvtrace.ledger.whole import of_load

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
-from kvtrace.ledger.model import Engine, LogLine, Swallowed
+from kvtrace.ledger.run import Engine, LogLine, Swallowed
 from kvtrace.words import count, plural
 
 _MAX_TEXT = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from kvtrace.ledger.model import Trust
+from kvtrace.ledger.run import Trust
 from kvtrace.terms import MEANS, MEANS_OF_LOADS, Grade
 from kvtrace.words import count, listed, peer, plural
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from kvtrace.causes.case import Case, Request, shared_before, stored_before
+from kvtrace.causes.case import Case, CaseRequest, shared_before, stored_before
 from kvtrace.words import of_all
 
 ABORTED = "FINISHED_ABORTED"
@@ -12,14 +12,14 @@ _LEAST_OFFERED = 2
 """Chunked prompts that tell how a connector offers."""
 
 
-def held(case: Case, request: Request) -> int:
+def held(case: Case, request: CaseRequest) -> int:
     """Leading positions that the connector holds: by an earlier store of the same tokens or of a prompt that
     begins with them, or by its own answer at the lookup. That a store begins behind others says nothing of
     these: it may leave them out."""
     return max(stored_before(case, request), answered(request), shared_before(case, request))
 
 
-def answered(request: Request) -> int:
+def answered(request: CaseRequest) -> int:
     """Leading positions that are there by the answer at the lookup."""
     found = request.local + request.offered if request.offered > 0 else 0
     if found == request.prompt - 1 and request.block and found % request.block:
@@ -27,7 +27,7 @@ def answered(request: Request) -> int:
     return found
 
 
-def first_chunk_alone(request: Request) -> bool:
+def first_chunk_alone(request: CaseRequest) -> bool:
     """Several chunks, and every store entry in the step of the first one."""
     return (
         request.chunks >= 2
@@ -37,7 +37,7 @@ def first_chunk_alone(request: Request) -> bool:
     )
 
 
-def offered_once(case: Case, request: Request) -> bool:
+def offered_once(case: Case, request: CaseRequest) -> bool:
     """Several chunks, and one offer, of the first unit that they filled, before the last of them. So do all
     chunked prompts of its engine that were offered, and one of them would have filled another unit."""
     tag = request.engine
@@ -46,7 +46,7 @@ def offered_once(case: Case, request: Request) -> bool:
     )
 
 
-def _one_early_offer(request: Request) -> bool:
+def _one_early_offer(request: CaseRequest) -> bool:
     stores = [entry for entry in request.entries if entry.slots > 0]
     early = all(entry.available < request.prompt for entry in stores)
     chunked = request.chunks >= 2 and not request.grown_step
@@ -68,7 +68,7 @@ def _all_offered_once(case: Case, tag: int) -> bool:
     return first and not limited and any(unit.aligned(r.prompt) > r.stored_end for r in offered)
 
 
-def nothing_else_explains(case: Case, request: Request) -> bool:
+def nothing_else_explains(case: Case, request: CaseRequest) -> bool:
     """Whether requests that were not disturbed were offered in full, so that only this one's abort or
     preemption explains what it lacks."""
     tag = request.engine
@@ -80,7 +80,7 @@ def nothing_else_explains(case: Case, request: Request) -> bool:
     return bool(others)
 
 
-def _offered_in_full(case: Case, tag: int) -> list[Request]:
+def _offered_in_full(case: Case, tag: int) -> list[CaseRequest]:
     """Requests that ran to their end at once, and whose prompt was offered as far as the unit goes."""
     unit = case.units.get(tag)
     found = []
@@ -93,7 +93,7 @@ def _offered_in_full(case: Case, tag: int) -> list[Request]:
     return found
 
 
-def offered_of_others(case: Case, rows: Sequence[Request], what: str) -> list[str]:
+def offered_of_others(case: Case, rows: Sequence[CaseRequest], what: str) -> list[str]:
     """How many other requests of the engine of ``rows`` the metadata names; ``what`` these were."""
     mine = {request.row for request in rows}
     others = [request for request in case.of_engine(rows[0].engine) if request.row not in mine]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
-from kvtrace.ledger.model import Outside
+from kvtrace.ledger.run import OutsideBytes
 from kvtrace.words import count, plural, size
 
 _LEAST, _MOST = 0.02, 0.9
 """Bytes in files for one that was read: less is an index, a list of names; more is all of it."""
 
 
-def narrower(case: Case) -> Iterator[Outside]:
+def narrower(case: Case) -> Iterator[OutsideBytes]:
     """Connectors of which less came into files than they read, and that removed none: narrower numbers,
     compression, or a loss."""
     for one in case.run.outside:
@@ -21,19 +21,19 @@ def narrower(case: Case) -> Iterator[Outside]:
             yield one
 
 
-def removed(case: Case) -> Iterator[Outside]:
+def removed(case: Case) -> Iterator[OutsideBytes]:
     """Connectors that removed a good part of what they had put into files."""
     return (one for one in case.run.outside if _removes(one))
 
 
-def _removes(one: Outside) -> bool:
+def _removes(one: OutsideBytes) -> bool:
     """Unless what stays accounts for all that was read: then these were temporary files."""
     stays = one.at_end is not None and one.read and one.at_end >= one.read
     least = max((1 - _MOST) * one.put, _LEAST * one.read)
     return bool(one.removed and one.taken_away > least and not stays)
 
 
-def never_came(one: Outside) -> int:
+def never_came(one: OutsideBytes) -> int:
     """Tokens for which no byte came, where others account for all of theirs, so that no number was made
     narrower; 0 where that can't be told."""
     if not one.accounted or not one.token or one.came is None:
@@ -41,19 +41,19 @@ def never_came(one: Outside) -> int:
     return max(0, one.read - one.came) // one.token
 
 
-def tokens_gone(one: Outside) -> int:
+def tokens_gone(one: OutsideBytes) -> int:
     """Tokens for whose bytes nothing stands in files at the end, as far as it can be told."""
     gone = max(one.read - (one.at_end or 0), 0) if one.at_end is not None else one.taken_away
     return gone // one.token if one.token else 0
 
 
-def removed_in_words(one: Outside) -> str:
+def removed_in_words(one: OutsideBytes) -> str:
     """``12 of 16 files that it wrote, 3.0 MiB of 4.0 MiB, were removed or emptied by the connector``."""
     what = f"{count(one.removed)} of {plural(one.files, 'file')} that it wrote"
     return f"{what}, {size(one.taken_away)} of {size(one.put)}, were removed or emptied by the connector"
 
 
-def in_words(one: Outside) -> str:
+def in_words(one: OutsideBytes) -> str:
     """``4.0 MiB were read from the KV cache, 1.0 MiB came to rest (25 %)``."""
     came = one.came or 0
     share = 100 * came / one.read if one.read else 0.0

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from kvtrace.causes.case import Case
-from kvtrace.ledger.stuck_file import STEP, Frame, Look, Place, Thread, innermost_native, standing
+from kvtrace.ledger.stuck_file import (
+    STEP,
+    Frame,
+    StuckProcess,
+    Thread,
+    ThreadPlace,
+    innermost_native,
+    standing,
+)
 from kvtrace.words import listed, plural
 
 _CALLS = 6
@@ -15,7 +23,7 @@ _NATIVE = 2
 _NAME = 60
 
 
-def stalled(case: Case) -> Iterator[tuple[Look, Place]]:
+def stalled(case: Case) -> Iterator[tuple[StuckProcess, ThreadPlace]]:
     """The looks that saw a thread stand in one place, and the place."""
     for look in case.run.stuck.looks:
         place = standing(look.threads)
@@ -23,17 +31,19 @@ def stalled(case: Case) -> Iterator[tuple[Look, Place]]:
             yield look, place
 
 
-def in_hooks(case: Case) -> list[tuple[Look, Place]]:
+def in_hooks(case: Case) -> list[tuple[StuckProcess, ThreadPlace]]:
     return [(look, place) for look, place in stalled(case) if place.what != STEP]
 
 
-def worst(found: list[tuple[Look, Place]]) -> tuple[list[tuple[Look, Place]], bool]:
+def worst(
+    found: list[tuple[StuckProcess, ThreadPlace]],
+) -> tuple[list[tuple[StuckProcess, ThreadPlace]], bool]:
     """Those that never went on, else all of them, the longest first; and whether they never did."""
     never = [one for one in found if one[0].resumed_ns is None]
     return sorted(never or found, key=lambda one: -one[0].silent_ns), bool(never)
 
 
-def name_of(case: Case, look: Look) -> str:
+def name_of(case: Case, look: StuckProcess) -> str:
     """``worker 0`` where the process is known."""
     names = [process.name for process in case.run.processes if process.pid == look.pid]
     return f"{names[0]}, pid {look.pid}" if names else f"pid {look.pid}"
@@ -43,7 +53,7 @@ def seconds(ns: int) -> str:
     return f"{ns / 1e9:.0f} s" if ns >= 10**10 else f"{ns / 1e9:.1f} s"
 
 
-def evidence(case: Case, look: Look, place: Place) -> list[str]:
+def evidence(case: Case, look: StuckProcess, place: ThreadPlace) -> list[str]:
     """Where it stood and for how long, and what the connector's threads did."""
     inside = "its step" if place.what == STEP else place.what
     lines = [
@@ -77,7 +87,7 @@ def native(calls: tuple[Frame, ...]) -> str:
     return "".join(f" > {one.function[:_NAME]} ({PurePosixPath(one.file).name})" for one in named)
 
 
-def connector_threads(look: Look, place: Place) -> list[Thread]:
+def connector_threads(look: StuckProcess, place: ThreadPlace) -> list[Thread]:
     """The other threads with a call in the packages that the hook's own calls lie in."""
     homes = {home for frame in place.way if (home := _home(frame.file))}
     return [
@@ -118,5 +128,5 @@ def _home(file: str) -> str:
     return "" if standard or "/kvtrace/agent/" in file else str(PurePosixPath(file).parent)
 
 
-def processes(case: Case, looks: list[tuple[Look, Place]]) -> str:
+def processes(case: Case, looks: list[tuple[StuckProcess, ThreadPlace]]) -> str:
     return listed(name_of(case, look) for look, _ in looks)

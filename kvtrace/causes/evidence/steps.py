@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from kvtrace.ledger.model import Run, Worker
+from kvtrace.ledger.run import Run, Worker
 from kvtrace.trace.ops import UPDATES
 from kvtrace.words import count, listed
 

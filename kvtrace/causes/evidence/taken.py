@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, subtract, union
-from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.run import Engine, Run
 from kvtrace.terms import Grade
 
 _ROUNDED = (SaveEnd.NOT_DECLARED, SaveEnd.NOTHING_READ, SaveEnd.PART_READ)

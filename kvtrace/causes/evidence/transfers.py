@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kvtrace.causes.rule import Case
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.words import count
 
 _TAKERS = frozenset(

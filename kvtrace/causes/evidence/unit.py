@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.ledger.values import replace
 from kvtrace.trace.facts import UNIT_NAME
 
@@ -46,7 +46,7 @@ KEEPS_LAST_BACK = frozenset({"ExampleConnector", "SharedStorageConnector"})
 
 
 @dataclass(frozen=True)
-class Store:
+class StoredUnits:
     """One store entry of a request."""
 
     step: int
@@ -65,7 +65,7 @@ class Sample:
     """What one request tells about the unit."""
 
     prompt: int
-    stores: Sequence[Store]
+    stores: Sequence[StoredUnits]
     explained: bool  # something else explains that it has no store
     after_empty: bool  # left out of the metadata after another prompt had an empty entry
     first_chunk: int | None  # step of its first chunk where several computed it
@@ -192,7 +192,7 @@ def _agree(unsure: Sequence[Sample]) -> bool:
     return len([tail for tail in tails if tail > 0]) > 1
 
 
-def _whole(sample: Sample) -> Store:
+def _whole(sample: Sample) -> StoredUnits:
     """What was kept of a request, as one store. Where no later chunk was offered it may have been all that
     was there by then: a chunk is no unit."""
     first = sample.stores if sample.first_chunk_only else ()
@@ -201,7 +201,7 @@ def _whole(sample: Sample) -> Store:
     if end == sample.prompt:
         # Generated tokens may have filled its last unit.
         end = max(end, *(store.end for store in sample.stores), 0)
-    return Store(step=0, slots=end, tokens=-1, start=0, available=there)
+    return StoredUnits(step=0, slots=end, tokens=-1, start=0, available=there)
 
 
 def _infer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import Case, LostSpan
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.logs import exception_line
-from kvtrace.ledger.model import Swallowed
+from kvtrace.ledger.run import Swallowed
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, plural
 

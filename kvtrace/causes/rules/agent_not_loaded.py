@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.rule import FAULT, Case, Cause, Results, Stage
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.ledger.run_file import ListedProcess
 from kvtrace.words import count, listed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.causes.case import Request, kept_before, stored_before
+from kvtrace.causes.case import CaseRequest, kept_before, stored_before
 from kvtrace.causes.evidence.loads import missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered, held
@@ -97,23 +97,23 @@ _REMEDY_UNSURE = (
 )
 
 
-def _earlier(case: Case, request: Request) -> int:
+def _earlier(case: Case, request: CaseRequest) -> int:
     """Leading positions of a request that an earlier save is taken to hold, however well it was seen."""
     return max(kept_before(case, request, Grade.DECLARED), stored_before(case, request))
 
 
-def _at_rest(case: Case, request: Request) -> bool:
+def _at_rest(case: Case, request: CaseRequest) -> bool:
     """Whether what an earlier save is taken to hold of a request was seen to come to rest."""
     return kept_before(case, request, Grade.WRITTEN) >= _earlier(case, request)
 
 
-def _seen(case: Case, request: Request) -> Grade:
+def _seen(case: Case, request: CaseRequest) -> Grade:
     """How well the earlier save is seen of which that is not known."""
     read = kept_before(case, request, Grade.READ)
     return Grade.READ if read >= stored_before(case, request) else Grade.DECLARED
 
 
-def _words(whole: Sequence[Request], unsure: int) -> tuple[str, str]:
+def _words(whole: Sequence[CaseRequest], unsure: int) -> tuple[str, str]:
     """Title and headline; whole: the requests of which nothing was loaded or offered."""
     were = "was" if len(whole) == 1 else "were"
     if unsure:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from kvtrace.causes.case import Request, after_empty
+from kvtrace.causes.case import CaseRequest, after_empty
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.evidence.unit import Unit
-from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, of_all, plural
@@ -167,7 +167,7 @@ def _lengths(lengths: list[int], short: int, partial: int) -> str:
     return f"{spread}; {shorter}; {count(partial)} {lose} a partial last unit"
 
 
-def _empty_key(case: Case, tag: int, short: list[Request]) -> list[str]:
+def _empty_key(case: Case, tag: int, short: list[CaseRequest]) -> list[str]:
     """A symptom: prompts that are rounded to nothing share the key of the empty prefix, and all but the first
     count as stored."""
     missing = [r for r in short if after_empty(case, r)]
@@ -181,7 +181,7 @@ def _empty_key(case: Case, tag: int, short: list[Request]) -> list[str]:
     ]
 
 
-def _stores(prompts: list[Request], unit: Unit) -> list[str]:
+def _stores(prompts: list[CaseRequest], unit: Unit) -> list[str]:
     """Sizes of what was seen to be kept, or else of the stores in the metadata; where the unit is from."""
     seen = Counter(r.taken for r in prompts if r.taken is not None and r.saved)
     if seen and all(r.taken is not None for r in prompts):
@@ -195,7 +195,7 @@ def _stores(prompts: list[Request], unit: Unit) -> list[str]:
     return [f"{said}; {unit.value} = {unit.where}"]
 
 
-def _declared(prompts: list[Request]) -> str:
+def _declared(prompts: list[CaseRequest]) -> str:
     """Store sizes in the metadata, with how many requests each."""
     sizes = Counter(sum(max(0, e.slots) for e in r.entries) for r in prompts if r.entries)
     silent = sum(not r.entries for r in prompts)
@@ -208,7 +208,7 @@ def _declared(prompts: list[Request]) -> str:
     return "store sizes in the metadata: " + ", ".join(parts)
 
 
-def _events(requests: list[Request]) -> list[Event]:
+def _events(requests: list[CaseRequest]) -> list[Event]:
     """The longest of these prompts."""
     events = []
     for r in sorted(requests, key=lambda r: -r.prompt)[:3]:

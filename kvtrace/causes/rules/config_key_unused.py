@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from functools import partial
 
-from kvtrace.causes.model import Finding
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Results, Stage
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.terms import SAVED
 from kvtrace.words import listed, plural
 

@@ -6,7 +6,7 @@ import re
 
 from kvtrace.causes.evidence.logs import log_line, of_engine
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
-from kvtrace.ledger.model import Engine, LogLine
+from kvtrace.ledger.run import Engine, LogLine
 from kvtrace.words import count, plural
 
 CAUSE = Cause(

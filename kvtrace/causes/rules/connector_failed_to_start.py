@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace import mend
 from kvtrace.causes.evidence.hooks import START_HOOKS
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
-from kvtrace.ledger.model import Connector, Engine
+from kvtrace.ledger.run import Connector, Engine
 from kvtrace.words import count, listed
 
 CAUSE = Cause(

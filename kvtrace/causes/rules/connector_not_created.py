@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, SaveEnd, Stage, Turn
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.words import listed
 
 CAUSE = Cause(

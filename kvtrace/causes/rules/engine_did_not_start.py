@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.rule import FAULT, Case, Cause, Results, Stage
-from kvtrace.ledger.model import StartFailure
+from kvtrace.ledger.run import StartFailure
 from kvtrace.mend import in_short, remedy
 
 CAUSE = Cause(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.causes.case import Request
+from kvtrace.causes.case import CaseRequest
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
-from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import (
     FAULT,
     NOTE,
@@ -24,8 +24,8 @@ from kvtrace.causes.rule import (
     Turn,
 )
 from kvtrace.causes.rules.stored_nothing import idle_steps
-from kvtrace.ledger.model import Swallowed
 from kvtrace.ledger.reported import ALL_SAID, HARMLESS, may_end_a_save
+from kvtrace.ledger.run import Swallowed
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace.facts import Limit
 from kvtrace.words import count, listed, plural
@@ -224,7 +224,7 @@ def _ends_a_save(fact: Swallowed) -> bool:
     return fact.message.startswith("[Errno") or fact.type in _FROM_OUTSIDE
 
 
-def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[Request]:
+def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[CaseRequest]:
     """Requests that were offered in the steps of these exceptions, of which a part was read and is not seen
     at rest; of all steps where a step is not known."""
     steps = {step for fact in facts for step, _ in fact.places}
@@ -236,13 +236,13 @@ def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[Request]:
     ]
 
 
-def _in_doubt(request: Request) -> int:
+def _in_doubt(request: CaseRequest) -> int:
     """Token-layers of it that were read and are not seen at rest."""
     read = request.grade is not None and request.grade < Grade.WRITTEN
     return request.caught + (request.saved if read else 0)
 
 
-def _tokens_in_doubt(case: Case, request: Request) -> int:
+def _tokens_in_doubt(case: Case, request: CaseRequest) -> int:
     read = request.grade is not None and request.grade < Grade.WRITTEN
     whole = case.of_request(request)
     return (whole.saved if read else 0) + whole.caught

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Request, after_empty, stored_before
+from kvtrace.causes.case import CaseRequest, after_empty, stored_before
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence.accounted import all_written
 from kvtrace.causes.evidence.unit import Unit
-from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, of_all, plural
 
@@ -31,7 +31,7 @@ CAUSE = Cause(
 )
 
 
-def taken_for_stored(case: Case, request: Request) -> bool:
+def taken_for_stored(case: Case, request: CaseRequest) -> bool:
     """In no metadata at all, rounded to nothing by its lookup, after a different prompt had been offered with
     0 slots: both have the key of the empty prefix. Lookups round further down than stores in some connectors:
     one token more than a unit counts. What the store rounds to nothing too is below the unit: of that this is
@@ -65,13 +65,13 @@ def rule(case: Case) -> Results:
         )
 
 
-def _empty_key(case: Case, request: Request) -> bool:
+def _empty_key(case: Case, request: CaseRequest) -> bool:
     """Whether it may have been taken for a prompt that was rounded to nothing before it, as it was below the
     unit itself."""
     return not request.saved and after_empty(case, request)
 
 
-def _finding(case: Case, victims: list[Request]) -> Finding:
+def _finding(case: Case, victims: list[CaseRequest]) -> Finding:
     engine = case.engines[victims[0].engine]
     unit = case.units.get(engine.tag)
     size = unit.value if unit else engine.block_size
@@ -106,7 +106,7 @@ def _finding(case: Case, victims: list[Request]) -> Finding:
     )
 
 
-def _keys(case: Case, engine: Engine, victims: list[Request]) -> list[str]:
+def _keys(case: Case, engine: Engine, victims: list[CaseRequest]) -> list[str]:
     """Whose empty store came first, and that the prompts left out after it are not the same one."""
     step, _, length = case.empty_before[engine.tag]
     same = (r for r in case.of_engine(engine.tag) if r.empty_entry and r.entries[0].step == step)
@@ -129,7 +129,7 @@ def _keys(case: Case, engine: Engine, victims: list[Request]) -> list[str]:
 
 
 def _rounding(
-    victims: list[Request], edge: list[Request], size: int, kept: int, unit: Unit | None
+    victims: list[CaseRequest], edge: list[CaseRequest], size: int, kept: int, unit: Unit | None
 ) -> list[str]:
     """How the prompts come to 0 tokens; `edge` are those of which only a lookup makes 0."""
     evidence = []

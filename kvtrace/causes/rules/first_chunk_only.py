@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.causes.case import Request
+from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.terms import Grade
@@ -31,7 +31,7 @@ CAUSE = Cause(
 )
 
 
-def _left_after_first(case: Case, request: Request) -> bool:
+def _left_after_first(case: Case, request: CaseRequest) -> bool:
     """Whether later chunks hold something that the connector's unit allows and that is not stored yet."""
     unit = case.units.get(request.engine)
     wanted = unit.aligned(request.prompt) if unit else request.prompt
@@ -109,13 +109,13 @@ def rule(case: Case) -> Results:
         yield CAUSE.ruled_out(f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")
 
 
-def _stores_later(request: Request) -> bool:
+def _stores_later(request: CaseRequest) -> bool:
     """Whether a later step's store entry reaches past the first chunk, and no more is known to be kept."""
     reaches = any(e.step > request.chunk_step and e.end > request.first_end for e in request.entries)
     return reaches and (request.taken is None or request.taken > request.first_end)
 
 
-def _offers(rows: Sequence[Request]) -> str:
+def _offers(rows: Sequence[CaseRequest]) -> str:
     """In which of the chunks' steps these prompts were offered."""
     chunks = f"{plural(sum(r.chunks for r in rows), 'prefill chunk')} of {plural(len(rows), 'prompt')}"
     if all(map(first_chunk_alone, rows)):
@@ -124,5 +124,5 @@ def _offers(rows: Sequence[Request]) -> str:
     return f"{chunks}: each prompt was offered in one step, before its last chunk, and in none after it"
 
 
-def _where(request: Request) -> str:
+def _where(request: CaseRequest) -> str:
     return "the first chunk's step" if first_chunk_alone(request) else "the step of one of the first chunks"

@@ -20,7 +20,7 @@ from kvtrace.causes.rule import (
     Stage,
     Turn,
 )
-from kvtrace.ledger.model import HookException
+from kvtrace.ledger.run import HookException
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import partial
 
-from kvtrace.causes.case import Request
+from kvtrace.causes.case import CaseRequest
+from kvtrace.causes.diagnosis import Fields, Finding
 from kvtrace.causes.evidence import loads, sizes
 from kvtrace.causes.evidence.logs import caught_where_it_saves
-from kvtrace.causes.model import Fields, Finding
 from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import Grade
@@ -111,7 +111,7 @@ def _connectors(case: Case, found: list[tuple[LoadOf, str, int]]) -> str:
     return listed(c.cls for row, _, _ in found if (c := case.engines[row.engine].connector))
 
 
-def _never_found(case: Case) -> list[tuple[LoadOf, Request, int]]:
+def _never_found(case: Case) -> list[tuple[LoadOf, CaseRequest, int]]:
     """Lookups that found nothing of a prompt that the run had kept, each with the request that kept it and
     how many of its tokens; in engines in which no lookup ever found anything.
 
@@ -139,7 +139,7 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request, int]]:
     return found
 
 
-def _kept(case: Case, key: tuple[int, int], known: bool) -> list[Request]:
+def _kept(case: Case, key: tuple[int, int], known: bool) -> list[CaseRequest]:
     """The requests of an (engine, digest) of which something was kept, in the order in which they ended.
 
     Args:
@@ -151,7 +151,7 @@ def _kept(case: Case, key: tuple[int, int], known: bool) -> list[Request]:
     return sorted(kept, key=lambda r: r.last_step)
 
 
-def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
+def _unfound(case: Case, never: list[tuple[LoadOf, CaseRequest, int]]) -> Finding:
     first, by, kept = never[0]
     tokens = float(sum(kept - row.local for row, _, kept in never))
     total = case.run.loads.total_tokens

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.diagnosis import RuledOut
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.model import RuledOut
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.contents.compare import EQUAL, NOT_COMPARED, WRONG
 from kvtrace.words import count, of_all, plural

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Request, kept_before
+from kvtrace.causes.case import CaseRequest, kept_before
 from kvtrace.causes.rule import NOTE, Case, Cause, Results
 from kvtrace.causes.tables import rows
 from kvtrace.terms import LOCAL_HIT, Grade
@@ -20,7 +20,7 @@ CAUSE = Cause(
 )
 
 
-def _stored(case: Case, request: Request) -> int:
+def _stored(case: Case, request: CaseRequest) -> int:
     """Leading tokens of a request that were seen to be saved before: of an earlier prompt that begins with
     them, or as its own before it was preempted."""
     own = (request.taken or 0) if request.preemptions else 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.causes.case import Request, stored_before
+from kvtrace.causes.case import CaseRequest, stored_before
 from kvtrace.causes.evidence import transfers
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.intervals import union
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
@@ -89,7 +89,7 @@ def rule(case: Case) -> Results:
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
 
 
-def _across_chunks(case: Case, rows: Sequence[Request]) -> int:
+def _across_chunks(case: Case, rows: Sequence[CaseRequest]) -> int:
     """Of how many prompts a block was left out that two chunks fill together: it is whole in neither."""
     at = {
         row: union((start, end) for start, end, _ in parts)
@@ -101,7 +101,7 @@ def _across_chunks(case: Case, rows: Sequence[Request]) -> int:
     )
 
 
-def _not_explained(case: Case, rows: list[Request]) -> list[str]:
+def _not_explained(case: Case, rows: list[CaseRequest]) -> list[str]:
     """What of these requests could have explained it, and does not."""
     hits = [r for r in rows if r.offered > 0]
     asked = [r for r in rows if r.offered >= 0]

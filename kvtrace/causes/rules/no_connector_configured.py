@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.words import listed, plural
 
 CAUSE = Cause(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Request
+from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.rule import FAULT, NOTE, SAVES, Case, Cause, Event, Results, Stage
 from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural
@@ -21,7 +21,7 @@ CAUSE = Cause(
 )
 
 
-def _unknown(request: Request) -> bool:
+def _unknown(request: CaseRequest) -> bool:
     """Whether it was not seen of each rank what it saved: what metadata says, it says for all of them."""
     return request.unseen or (request.saved > 0 and (request.grade or Grade.DECLARED) < Grade.READ)
 

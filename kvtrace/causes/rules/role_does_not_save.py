@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.model import Finding
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
-from kvtrace.ledger.model import Connector, Engine
+from kvtrace.ledger.run import Connector, Engine
 from kvtrace.words import count, listed
 
 CAUSE = Cause(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Request
+from kvtrace.causes.case import CaseRequest
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
-from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import (
     FAULT,
     LIMIT,
@@ -46,7 +46,7 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
     return unclaimed if _read_unnamed(case, case.requests[span.request]) else []
 
 
-def _read_unnamed(case: Case, request: Request) -> bool:
+def _read_unnamed(case: Case, request: CaseRequest) -> bool:
     """Whether all that was read of a request was read in steps whose metadata is not understood."""
     unread = case.engines[request.engine].watched_steps
     return bool(request.saved and request.entries) and all(one.step in unread for one in request.entries)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unstored
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
-from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import (
     FAULT,
     LIMIT,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.model import Finding
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, Stage
-from kvtrace.ledger.model import Connector, Engine
+from kvtrace.ledger.run import Connector, Engine
 from kvtrace.trace.facts import KvTransfer
 from kvtrace.words import listed
 

@@ -9,8 +9,8 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, intersect, length, union
-from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT
@@ -79,7 +79,7 @@ class Printed:
     """(row, begin, step) of a block -> of its layers."""
 
 
-class _Source(NamedTuple):
+class _PrintRecords(NamedTuple):
     """A worker's records, and whose requests they speak of. ``by_id``: (engine, name) -> rows of requests."""
 
     engine: Engine
@@ -114,7 +114,7 @@ def printed(
         first = 0
         for worker in engine.workers:
             scan = by_name[worker.spool]
-            source = _Source(engine, scan, by_id, requests)
+            source = _PrintRecords(engine, scan, by_id, requests)
             blocks = _blocks(source, scan.prints, accepted)
             again = _blocks(source, scan.reprints, accepted)
             for group, of_group in blocks.items():
@@ -151,7 +151,9 @@ def _shape(engine: Engine, worker: Worker, group: int) -> tuple[Shape, int]:
     return Shape(rank, engine.facts.tp or 1, of_group.block_size or 0, layers), pairs
 
 
-def _blocks(source: _Source, records: Records, accepted: Mapping[int, Interval]) -> dict[int, list[Block]]:
+def _blocks(
+    source: _PrintRecords, records: Records, accepted: Mapping[int, Interval]
+) -> dict[int, list[Block]]:
     """By KV cache group. ``records``: PRINTS, or REPRINTS, which have the same columns."""
     engine, requests = source.engine, source.requests
     found: dict[int, list[Block]] = defaultdict(list)
@@ -172,7 +174,9 @@ def _blocks(source: _Source, records: Records, accepted: Mapping[int, Interval])
     return found
 
 
-def _numbers(source: _Source, group: int, layers: Sequence[str]) -> Mapping[tuple[int, int, int], Numbers]:
+def _numbers(
+    source: _PrintRecords, group: int, layers: Sequence[str]
+) -> Mapping[tuple[int, int, int], Numbers]:
     """As Printed.numbers, of one KV cache group."""
     found: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
     at = {name: number for number, name in enumerate(layers)}

@@ -8,8 +8,8 @@ Goes out: calls and due steps by hook, layer and rank.
 May not: count warm-up and dummy runs.
 """
 
-from kvtrace.ledger.coverage.read import Coverage, cover
+from kvtrace.ledger.coverage.joined import CoverageTables, cover
 from kvtrace.ledger.coverage.spool import WorkerCoverage
-from kvtrace.ledger.coverage.store_steps import Bit, StepBit, StoreSteps
+from kvtrace.ledger.coverage.store_steps import Bit, StoreStepBit, StoreSteps
 
-__all__ = ["Bit", "Coverage", "StepBit", "StoreSteps", "WorkerCoverage", "cover"]
+__all__ = ["Bit", "CoverageTables", "StoreStepBit", "StoreSteps", "WorkerCoverage", "cover"]

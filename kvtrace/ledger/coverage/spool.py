@@ -11,7 +11,7 @@ import numpy as np
 from kvtrace.ledger.coverage.distinct import FIRED, OP, RAISED, WORK, Calls, Distinct, is_attention, what_of
 from kvtrace.ledger.coverage.layers import Layers
 from kvtrace.ledger.coverage.store_steps import StoreStepReader, StoreSteps
-from kvtrace.ledger.model import Worker
+from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.side_by_side import Add, silent
 from kvtrace.ledger.steps import Array, locate, real_step

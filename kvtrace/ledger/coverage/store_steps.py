@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage.layers import Layers
-from kvtrace.ledger.model import Worker
+from kvtrace.ledger.run import Worker
 from kvtrace.ledger.steps import Array, Mask, locate, of_engine
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import Flag, Skip
@@ -33,7 +33,7 @@ class Bit(IntFlag):
     """The body ran without metadata, after the step's had been cleared."""
 
 
-class StepBit(IntFlag):
+class StoreStepBit(IntFlag):
     """What was seen of one step."""
 
     BOUND = 1
@@ -81,10 +81,10 @@ class StoreStepReader:
         np.minimum.at(self._cleared, at[clear], call.t1[clear])
         wait = inside & (codes == hooks.WAIT_SAVE.code)
         for part, bit in (
-            (inside & (codes == hooks.BIND_METADATA.code) & ~raised, StepBit.BOUND),
-            (wait & fine, StepBit.WAIT_OK),
-            (wait & raised, StepBit.WAIT_RAISED),
-            (wait & unbound, StepBit.WAIT_NO_METADATA),
+            (inside & (codes == hooks.BIND_METADATA.code) & ~raised, StoreStepBit.BOUND),
+            (wait & fine, StoreStepBit.WAIT_OK),
+            (wait & raised, StoreStepBit.WAIT_RAISED),
+            (wait & unbound, StoreStepBit.WAIT_NO_METADATA),
         ):
             self._step[at[part]] |= np.uint8(bit)
         pair = self._layers.index_in(self._kv_layers, layer)

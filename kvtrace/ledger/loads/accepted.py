@@ -17,8 +17,8 @@ from kvtrace.ledger.loads.outcome import (
     UNEXPLAINED,
     AskedLoad,
 )
-from kvtrace.ledger.model import Engine
-from kvtrace.ledger.requests import Lookup, Request, Transfer
+from kvtrace.ledger.requests import Admission, Request, Transfer
+from kvtrace.ledger.run import Engine
 from kvtrace.ledger.values import replace
 
 _WINDOW = 64
@@ -103,7 +103,7 @@ def _tokens(local: int, *others: tuple[LoadEnd, int]) -> dict[LoadEnd, int]:
 
 def _without_answer(asked: AskedLoad, request: Request, engine: Engine) -> AskedLoad:
     if request.lookups:  # asked, and the connector had it wait
-        last: Lookup = request.lookups[-1]
+        last: Admission = request.lookups[-1]
         step, local = last.step, min(last.local, asked.prompt)
         rest = LoadEnd.NOT_OBSERVED if request.chunks else LoadEnd.PENDING
     else:

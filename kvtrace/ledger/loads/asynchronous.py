@@ -8,9 +8,9 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
-from kvtrace.ledger.loads.seen import READ_ONLY, Failed, Seen, unnamed
+from kvtrace.ledger.loads.seen import READ_ONLY, Failed, LoadsSeen, unnamed
 from kvtrace.ledger.loads.steps_seen import NEVER
-from kvtrace.ledger.model import Engine, Worker
+from kvtrace.ledger.run import Engine, Worker
 
 _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
 _REPORTED = "blocks were reported by get_block_ids_with_load_errors meanwhile"
@@ -28,7 +28,7 @@ STILL_OPEN_NS = 60 * 10**9
 """A load that is open for this long when the trace ends will not come any more."""
 
 
-def look_meanwhile(accepted: Accepted, engine: Engine, seen: Seen) -> Gathered:
+def look_meanwhile(accepted: Accepted, engine: Engine, seen: LoadsSeen) -> Gathered:
     """What is known of a load in each pair, by its reports and by what was measured meanwhile."""
     request = accepted.request
     by_scheduler = [one for one in accepted.reports if not one.spool]
@@ -43,7 +43,7 @@ def look_meanwhile(accepted: Accepted, engine: Engine, seen: Seen) -> Gathered:
     return Gathered(_in_pairs(accepted, engine, seen, _failed(accepted, seen)), waited_ns)
 
 
-def _still_open(accepted: Accepted, engine: Engine, seen: Seen) -> tuple[Sign, int]:
+def _still_open(accepted: Accepted, engine: Engine, seen: LoadsSeen) -> tuple[Sign, int]:
     """The end of a load that never came to one in the trace, and how long it was open (ns, -1 unknown)."""
     finish = accepted.request.finish
     end = finish.t if finish is not None else engine.t_last
@@ -64,12 +64,12 @@ def _still_open(accepted: Accepted, engine: Engine, seen: Seen) -> tuple[Sign, i
     return Sign(By.REPORT, LoadEnd.NOT_FINISHED, tuple(why), here=False), max(-1, open_ns)
 
 
-def _untold(engine: Engine, seen: Seen, over: int, end: int) -> bool:
+def _untold(engine: Engine, seen: LoadsSeen, over: int, end: int) -> bool:
     """Whether a load was over long before the end, and the steps since asked for it in vain."""
     return seen.written.steps_after(engine.workers, over) >= _ASKED_OFTEN and end - over >= _LONG_NS
 
 
-def _failed(accepted: Accepted, seen: Seen) -> Failed:
+def _failed(accepted: Accepted, seen: LoadsSeen) -> Failed:
     asked, request = accepted.asked, accepted.request
     if any(one.failed for one in accepted.reports):
         return Failed(asked.accepted, "the transfer was reported as failed", here=False)
@@ -85,7 +85,7 @@ def _failed(accepted: Accepted, seen: Seen) -> Failed:
     return Failed(tokens, f"{max(blocks)} blocks reported by get_block_ids_with_load_errors", here=False)
 
 
-def _reported(accepted: Accepted, seen: Seen) -> list[int]:
+def _reported(accepted: Accepted, seen: LoadsSeen) -> list[int]:
     """Blocks of each report of failed blocks while the load was open: whose they are is not recorded."""
     request = accepted.request
     until = request.chunks[0].t if request.chunks else request.finish.t if request.finish else NEVER
@@ -96,7 +96,7 @@ def _reported(accepted: Accepted, seen: Seen) -> list[int]:
     ]
 
 
-def _in_pairs(accepted: Accepted, engine: Engine, seen: Seen, failed: Failed) -> dict[InPair, int]:
+def _in_pairs(accepted: Accepted, engine: Engine, seen: LoadsSeen, failed: Failed) -> dict[InPair, int]:
     """Reported as finished: loaded, but for what failed, and where hooks that write were seen not to."""
     start, end = accepted.asked.positions
     good, bad = (start, end - failed.tokens), failed.signs(accepted)
@@ -117,7 +117,7 @@ def _in_pairs(accepted: Accepted, engine: Engine, seen: Seen, failed: Failed) ->
 class _InSteps:
     """A load that was reported as finished, in the steps in which it can have run."""
 
-    def __init__(self, accepted: Accepted, seen: Seen) -> None:
+    def __init__(self, accepted: Accepted, seen: LoadsSeen) -> None:
         self._accepted, self._seen, self._steps = accepted, seen, accepted.window()
         self._complaints = [line for step in self._steps for line in seen.found.complaints.get(step, ())][:1]
         self._failures = _reported(accepted, seen)

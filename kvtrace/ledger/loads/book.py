@@ -14,14 +14,14 @@ from kvtrace.ledger.loads.asynchronous import look_meanwhile
 from kvtrace.ledger.loads.decide import LoadContents, judge
 from kvtrace.ledger.loads.misses import explain
 from kvtrace.ledger.loads.outcome import Arrived, AskedLoad, Before, LoadOf
-from kvtrace.ledger.loads.seen import Failed, Seen
+from kvtrace.ledger.loads.seen import Failed, LoadsSeen
 from kvtrace.ledger.loads.steps_seen import evidence
 from kvtrace.ledger.loads.steps_seen import written as wrote_files
 from kvtrace.ledger.loads.synchronous import failures, look_in_step
 from kvtrace.ledger.loads.written import Written
-from kvtrace.ledger.model import Engine, Ledger, Worker
 from kvtrace.ledger.reported import UNRECORDED, caught_in_loading, hides_writes, swallowed
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import Engine, Ledger, Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.reads import Slots
 from kvtrace.ledger.steps import Array, Executed
@@ -66,7 +66,7 @@ def follow(
     synchronous = [one for one in accepted if not one.asked.asynchronous]
     written = Written(slots, executed, hides_writes(scans), hides_writes(scans, UNRECORDED))
     found = evidence(scans, _workers(engines), _load_steps(accepted))
-    seen = Seen(found, executed, Counter(one.asked.step for one in synchronous), written)
+    seen = LoadsSeen(found, executed, Counter(one.asked.step for one in synchronous), written)
     failed = failures(synchronous, by_tag, seen)
     caught = caught_in_loading(swallowed(scans))
     arrived = {}

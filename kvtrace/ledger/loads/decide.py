@@ -14,7 +14,7 @@ from kvtrace.ledger.contents.compare import Proved, Wrong
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, covers, intersect, union
 from kvtrace.ledger.loads.outcome import Arrived, Part, Place
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.terms import Grade
 
 _MAX_REASONS = 3

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from kvtrace.ledger.beginnings import beginnings
 from kvtrace.ledger.intervals import union
 from kvtrace.ledger.loads.outcome import AskedLoad, Before
-from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import Engine
 
 _BETWEEN = 64
 """Saves between a save and a lookup that are counted, at most."""

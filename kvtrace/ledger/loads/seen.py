@@ -9,9 +9,9 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import intersect, union
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Sign, Signs, signs
-from kvtrace.ledger.loads.steps_seen import Evidence
+from kvtrace.ledger.loads.steps_seen import LoadEvidence
 from kvtrace.ledger.loads.written import Written
-from kvtrace.ledger.model import Worker
+from kvtrace.ledger.run import Worker
 from kvtrace.ledger.steps import NEVER_RAN, Executed
 
 READ_ONLY = "the load read them there: what it filled may be a copy of them"
@@ -19,10 +19,10 @@ _FEWER_NAMED = Sign(By.METADATA, LoadEnd.PARTLY, ("the metadata names fewer slot
 
 
 @dataclass(frozen=True)
-class Seen:
+class LoadsSeen:
     """What the workers' spools say, and what each step was to load. Workers by Worker.key."""
 
-    found: Evidence
+    found: LoadEvidence
     executed: Mapping[tuple[int, str], Executed]
     loads: Mapping[int, int]  # step -> synchronous loads
     written: Written

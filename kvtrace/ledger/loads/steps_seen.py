@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtrace.ledger.model import Worker
+from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.steps import Array, Mask, locate, of_engine
 from kvtrace.trace import facts, hooks, ops, rows
@@ -31,7 +31,7 @@ _LOADING = frozenset(hook.name for hook in hooks.LOADING)
 _MAX_COMPLAINTS = 4
 
 
-class StepBit(IntFlag):
+class LoadStepBit(IntFlag):
     """What was seen of start_load_kv in one step. WATCHED, UNWATCHED: of what names no layer."""
 
     STARTED = 1
@@ -66,10 +66,10 @@ class WorkerLoads:
         at = int(np.searchsorted(self.steps, step))
         return at if at < len(self.steps) and int(self.steps[at]) == step else -1
 
-    def has(self, at: int, bit: StepBit) -> bool:
+    def has(self, at: int, bit: LoadStepBit) -> bool:
         return bool(self.step[at] & np.uint8(bit))
 
-    def ever(self, bit: StepBit) -> bool:
+    def ever(self, bit: LoadStepBit) -> bool:
         """Whether any step has that bit."""
         return bool((self.step & np.uint8(bit)).any())
 
@@ -86,10 +86,10 @@ class WorkerLoads:
         wrote = self.wrote[at]
         # A start_load_kv that touched no layer says so once; of one that touched some, nothing is
         # known about the others: it may have left them to a thread.
-        whole: Mask = np.full(len(wrote), self.has(at, StepBit.WATCHED))
+        whole: Mask = np.full(len(wrote), self.has(at, LoadStepBit.WATCHED))
         if waits:
             whole &= self.having(at, PairBit.WAIT_WATCHED)
-        unknown = self.having(at, PairBit.UNWATCHED) | self.has(at, StepBit.UNWATCHED)
+        unknown = self.having(at, PairBit.UNWATCHED) | self.has(at, LoadStepBit.UNWATCHED)
         return np.where(~unknown & ((wrote > 0) | whole), wrote, -1)
 
 
@@ -103,7 +103,7 @@ class LoadErrors:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LoadEvidence:
     """The workers' side of loads."""
 
     workers: Mapping[tuple[int, str], WorkerLoads]  # by Worker.key
@@ -111,7 +111,7 @@ class Evidence:
     complaints: Mapping[int, Sequence[str]]  # step -> what a load hook logged or swallowed there
 
 
-def evidence(scans: Sequence[SpoolScan], workers: Sequence[Worker], steps: Array) -> Evidence:
+def evidence(scans: Sequence[SpoolScan], workers: Sequence[Worker], steps: Array) -> LoadEvidence:
     """Read the workers' spools once more.
 
     Args:
@@ -126,7 +126,9 @@ def evidence(scans: Sequence[SpoolScan], workers: Sequence[Worker], steps: Array
     for scan in scans:
         if scan.name not in at_work:
             continue
-        readers = [_Reader(worker, steps, scan.names) for worker in workers if worker.spool == scan.name]
+        readers = [
+            _WorkerReader(worker, steps, scan.names) for worker in workers if worker.spool == scan.name
+        ]
         for chunk, kinds in scan.calls():
             for engine, reported in _errors(chunk[(chunk[:, 0] & _CALL == _NAMED) & (kinds == Kind.HOOK)]):
                 errors[engine].append(reported)
@@ -136,7 +138,7 @@ def evidence(scans: Sequence[SpoolScan], workers: Sequence[Worker], steps: Array
                 reader.add(here)
         found.update({reader.worker.key: reader.result() for reader in readers})
     spoken = [scan for scan in scans if scan.name in at_work]
-    return Evidence(found, errors, _complaints(spoken))
+    return LoadEvidence(found, errors, _complaints(spoken))
 
 
 def written(scans: Sequence[SpoolScan], workers: Sequence[Worker]) -> set[int]:
@@ -155,9 +157,9 @@ def _complaints(scans: Sequence[SpoolScan]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = defaultdict(list)
     for scan in scans:
         for _, fact in scan.documents:
-            if isinstance(fact, facts.Log):
+            if isinstance(fact, facts.LogFact):
                 line = f'{fact.hook} logged "{fact.message[:200]}" ({fact.level.lower()})'
-            elif isinstance(fact, facts.Swallowed):
+            elif isinstance(fact, facts.SwallowedFact):
                 line = f"{fact.hook} raised and caught {fact.type}: {fact.message[:160]} (at {fact.where})"
             else:
                 continue
@@ -180,7 +182,7 @@ def _errors(chunk: Records) -> Iterable[tuple[int, LoadErrors]]:
             yield step >> STEP_SHIFT, LoadErrors(t, step, blocks)
 
 
-class _Reader:
+class _WorkerReader:
     """Gathers what one worker did."""
 
     def __init__(self, worker: Worker, steps: Array, names: Mapping[int, str]) -> None:
@@ -228,8 +230,8 @@ class _Reader:
     def _add_starts(self, call: rows.HookCall) -> None:
         at, _ = locate(self._steps, call.step)
         raised = (rows.flags(call.head) & Flag.RAISED) != 0
-        np.bitwise_or.at(self._step, at, np.uint8(StepBit.STARTED))
-        np.bitwise_or.at(self._step, at[raised], np.uint8(StepBit.RAISED))
+        np.bitwise_or.at(self._step, at, np.uint8(LoadStepBit.STARTED))
+        np.bitwise_or.at(self._step, at[raised], np.uint8(LoadStepBit.RAISED))
         np.maximum.at(self._started_t, at, call.t1)
 
     def _add_waits(self, call: rows.HookCall) -> None:
@@ -261,5 +263,5 @@ class _Reader:
             np.bitwise_or.at(self._pair, (at[part], column[part]), np.uint8(bit))
         np.add.at(self._wrote, (at[watched], column[watched]), effect.slots[watched])
         whole = (codes == hooks.START_LOAD.code) & (effect.layer == 0)
-        np.bitwise_or.at(self._step, at[whole & (effect.slots == 0)], np.uint8(StepBit.WATCHED))
-        np.bitwise_or.at(self._step, at[whole & (effect.slots < 0)], np.uint8(StepBit.UNWATCHED))
+        np.bitwise_or.at(self._step, at[whole & (effect.slots == 0)], np.uint8(LoadStepBit.WATCHED))
+        np.bitwise_or.at(self._step, at[whole & (effect.slots < 0)], np.uint8(LoadStepBit.UNWATCHED))

@@ -10,17 +10,19 @@ import numpy as np
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
-from kvtrace.ledger.loads.seen import READ_ONLY, Failed, Seen, unnamed
-from kvtrace.ledger.loads.steps_seen import NEVER, Evidence, PairBit, StepBit, WorkerLoads
+from kvtrace.ledger.loads.seen import READ_ONLY, Failed, LoadsSeen, unnamed
+from kvtrace.ledger.loads.steps_seen import NEVER, LoadEvidence, LoadStepBit, PairBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
-from kvtrace.ledger.model import Engine, Worker
+from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.steps import StepState, holds, step_states
 from kvtrace.trace import hooks
 
 _TOO_LATE = "its slots were written after its attention had begun"
 
 
-def failures(accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: Seen) -> dict[int, Failed]:
+def failures(
+    accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen
+) -> dict[int, Failed]:
     """By the request's row: reported blocks are given to the loads of their step in order, as the trace
     names no request with them."""
     left = _error_blocks(seen.found)
@@ -40,7 +42,7 @@ def failures(accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: 
     return found
 
 
-def _error_blocks(found: Evidence) -> dict[int, int]:
+def _error_blocks(found: LoadEvidence) -> dict[int, int]:
     """Step -> blocks reported in it; ranks report the same ones."""
     blocks: dict[int, int] = {}
     for reports in found.errors.values():
@@ -57,7 +59,7 @@ def _recomputed(accepted: Accepted) -> int:
     return end - min(starts) if starts and not request.preemptions else 0
 
 
-def look_in_step(accepted: Accepted, engine: Engine, seen: Seen, failed: Failed) -> Gathered:
+def look_in_step(accepted: Accepted, engine: Engine, seen: LoadsSeen, failed: Failed) -> Gathered:
     """What is known of a load in each pair, in its step."""
     step, whole = accepted.asked.step, [accepted.asked.positions]
     in_pairs: dict[InPair, int] = defaultdict(int)
@@ -85,7 +87,7 @@ def look_in_step(accepted: Accepted, engine: Engine, seen: Seen, failed: Failed)
     return Gathered(in_pairs, ready - accepted.t if accepted.t and ready > accepted.t else -1, begun)
 
 
-def _not_looked_at(worker: Worker, seen: Seen, step: int) -> LoadEnd | None:
+def _not_looked_at(worker: Worker, seen: LoadsSeen, step: int) -> LoadEnd | None:
     """The end of a load whose step is not in the worker's trace, None where it is."""
     if worker.connector_live is False:
         return LoadEnd.NOT_WRITTEN
@@ -97,20 +99,22 @@ def _not_looked_at(worker: Worker, seen: Seen, step: int) -> LoadEnd | None:
 
 def _raised(loads: WorkerLoads, at: int) -> bool:
     """An exception ends the step, and may end the worker: no record says that it was executed."""
-    return loads.has(at, StepBit.RAISED) or bool(loads.having(at, PairBit.WAIT_RAISED).any())
+    return loads.has(at, LoadStepBit.RAISED) or bool(loads.having(at, PairBit.WAIT_RAISED).any())
 
 
 class _InStep:
     """A load on one worker, in its step (row ``at`` of the worker's loads)."""
 
-    def __init__(self, accepted: Accepted, worker: Worker, loads: WorkerLoads, at: int, seen: Seen) -> None:
+    def __init__(
+        self, accepted: Accepted, worker: Worker, loads: WorkerLoads, at: int, seen: LoadsSeen
+    ) -> None:
         self._accepted, self._worker, self._seen = accepted, worker, seen
         self._step = accepted.asked.step
         self._waits = worker.connector is not None and worker.connector.does(hooks.WAIT_LAYER)
         self._replayed = holds(seen.ran(worker).full, self._step)
         self._started_t = int(loads.started_t[at])
-        self._start_raised = loads.has(at, StepBit.RAISED)
-        self._not_called = not loads.has(at, StepBit.STARTED) and loads.ever(StepBit.STARTED)
+        self._start_raised = loads.has(at, LoadStepBit.RAISED)
+        self._not_called = not loads.has(at, LoadStepBit.STARTED) and loads.ever(LoadStepBit.STARTED)
         self._complaints = seen.found.complaints.get(self._step, ())
         # Of each KV layer:
         self._wrote: list[int] = loads.measured(at, self._waits).tolist()

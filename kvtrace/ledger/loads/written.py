@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.loads.steps_seen import NEVER
-from kvtrace.ledger.model import Worker
+from kvtrace.ledger.run import Worker
 from kvtrace.ledger.slots.reads import NOTHING, Slots, covered, in_layer
 from kvtrace.ledger.steps import NEVER_RAN, Executed, holds
 

@@ -18,7 +18,8 @@ import pandas as pd
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.intervals import length
 from kvtrace.ledger.loads.outcome import Arrived
-from kvtrace.ledger.model import (
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import (
     BASE_COLUMNS,
     ENTRY_COLUMNS,
     LOST_COLUMNS,
@@ -26,10 +27,9 @@ from kvtrace.ledger.model import (
     Span,
     Trust,
 )
-from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.joint import Joint
-from kvtrace.ledger.saves.pairs import Evidence, Pairs, pairs_of
-from kvtrace.ledger.saves.positions import Segment, Way, reuse_of
+from kvtrace.ledger.saves.pairs import Pairs, SaveEvidence, pairs_of
+from kvtrace.ledger.saves.positions import PositionsEvidence, Segment, reuse_of
 from kvtrace.ledger.steps import Array
 from kvtrace.ledger.whole import least, swept
 from kvtrace.terms import SAVED, Grade
@@ -55,7 +55,7 @@ class RequestSaves:
 
 @dataclass(frozen=True)
 class Saves:
-    """The ledger of saves, before the causes are named. Tables as in :class:`~kvtrace.ledger.model.Run`."""
+    """The ledger of saves, before the causes are named. Tables as in :class:`~kvtrace.ledger.run.Run`."""
 
     total: int
     base: pd.DataFrame
@@ -64,7 +64,7 @@ class Saves:
     requests: tuple[RequestSaves, ...]
     spans: tuple[Span, ...]
     trust: Trust
-    ways: Mapping[int, Way] = field(default_factory=dict)
+    ways: Mapping[int, PositionsEvidence] = field(default_factory=dict)
     """By the request's row."""
     whole: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(BASE_COLUMNS)))
     kept: Mapping[int, Array] = field(default_factory=dict)
@@ -74,10 +74,10 @@ class Saves:
 def assign(
     requests: Sequence[Request],
     engines: Sequence[Engine],
-    evidence: Evidence,
+    evidence: SaveEvidence,
     loads: Mapping[int, Arrived],
     watch: Collection[str] = (),
-    parts: Sequence[Mapping[int, Way]] = (),
+    parts: Sequence[Mapping[int, PositionsEvidence]] = (),
 ) -> Saves:
     """Assign each position its outcome.
 
@@ -100,7 +100,7 @@ def assign(
     kept = {tag: np.zeros(len(pairs), dtype=np.int64) for tag, (pairs, _) in made.items()}
     found: list[RequestSaves] = []
     spans: list[Span] = []
-    ways: dict[int, Way] = {}
+    ways: dict[int, PositionsEvidence] = {}
     for row, request in enumerate(requests):
         if request.engine not in made:
             found.append(RequestSaves())
@@ -132,7 +132,7 @@ def assign(
     return result
 
 
-def _joint(parts: Sequence[tuple[int, Way]]) -> Joint | None:
+def _joint(parts: Sequence[tuple[int, PositionsEvidence]]) -> Joint | None:
     return Joint(parts) if parts else None
 
 
@@ -142,10 +142,12 @@ def _check(saves: Saves) -> None:
     assert assigned == saves.total, f"token ledger: {assigned} of {saves.total} token-layers have an outcome"
 
 
-def _way(row: int, request: Request, pairs: Pairs, evidence: Evidence, load: Arrived | None) -> Way:
+def _way(
+    row: int, request: Request, pairs: Pairs, evidence: SaveEvidence, load: Arrived | None
+) -> PositionsEvidence:
     reuse = reuse_of(request, load.lost if load else {})
     unfinished, proved = evidence.unfinished.get(row, {}), evidence.proved.get(row, ())
-    return Way(row, request, pairs, reuse, unfinished, evidence.unknown, load, proved)
+    return PositionsEvidence(row, request, pairs, reuse, unfinished, evidence.unknown, load, proved)
 
 
 def _entries(requests: Sequence[Request]) -> pd.DataFrame:
@@ -197,7 +199,7 @@ def _length(one: Segment) -> int:
 class _OfRequest:
     """One request's rows in the tables."""
 
-    def __init__(self, row: int, way: Way, joint: Joint | None) -> None:
+    def __init__(self, row: int, way: PositionsEvidence, joint: Joint | None) -> None:
         self._row, self._way, self._request = row, way, way.request
         self._of_pair = joint.segments if joint else way.segments
         counts, evidence = _classes([part for _, part in joint.parts] if joint else [way])
@@ -317,7 +319,7 @@ def _ranks_differ(layer: Array, least: Array, most: Array) -> bool:
     return bool((highest > lowest).any())
 
 
-def _classes(ways: Sequence[Way]) -> tuple[list[tuple[int, int]], Array]:
+def _classes(ways: Sequence[PositionsEvidence]) -> tuple[list[tuple[int, int]], Array]:
     """Pairs with the same evidence of a request, with each of its connectors: (how many, one of them) each,
     and the class of each pair."""
     n = len(ways[0].pairs)
@@ -332,7 +334,7 @@ def _classes(ways: Sequence[Way]) -> tuple[list[tuple[int, int]], Array]:
     return list(zip(counts.tolist(), first.tolist(), strict=True)), class_of.reshape(-1)
 
 
-def _differing(way: Way) -> list[Array]:
+def _differing(way: PositionsEvidence) -> list[Array]:
     """All in which the pairs of a way may differ, a number a pair each."""
     request, pairs = way.request, way.pairs
     n = len(pairs)

@@ -13,8 +13,8 @@ from functools import cached_property
 
 from kvtrace.ledger.ends import Blind, SaveEnd
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract
-from kvtrace.ledger.model import Swallowed, Trust
 from kvtrace.ledger.reported import Caught, caught_in, caught_in_saving
+from kvtrace.ledger.run import Swallowed, Trust
 from kvtrace.ledger.saves.measured import WHOLE
 from kvtrace.ledger.saves.misplaced import read_elsewhere
 from kvtrace.ledger.saves.pipeline import Ends

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.loads.asynchronous import ASKED
-from kvtrace.ledger.model import AsyncSave, Engine, Worker
 from kvtrace.ledger.requests import Request, Transfer
+from kvtrace.ledger.run import AsyncSave, Engine, Worker
 from kvtrace.ledger.saves.watched import Watched
 
 OVERTAKEN = 3

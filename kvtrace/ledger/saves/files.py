@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.model import Trust
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import Trust
 from kvtrace.ledger.saves.calls import LEAST_BYTES, At, Call, WorkerCalls
-from kvtrace.ledger.saves.measured import WHOLE, Cell, Measured
+from kvtrace.ledger.saves.measured import WHOLE, Cell, MeasuredCells
 from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import in_layer
 
@@ -117,7 +117,7 @@ def _apart(one: Request, other: Request) -> bool:
     return firsts[0] == firsts[1] > 0 and not one.prefixes.keys() & other.prefixes.keys()
 
 
-def _common(table: Measured) -> set[int]:
+def _common(table: MeasuredCells) -> set[int]:
     """Files that one rank writes for several layers (an index, a container): no layer's own."""
     layers: dict[int, set[int]] = defaultdict(set)
     for cells in table.steps.values():

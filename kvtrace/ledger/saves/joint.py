@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, Outcome, SaveEnd
-from kvtrace.ledger.saves.positions import Segment, Way, merged
+from kvtrace.ledger.saves.positions import PositionsEvidence, Segment, merged
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
 
 _FIRST = (LOADED, NOT_LOADED, SAVED, PENDING, NOT_OBSERVED, LOCAL_HIT, NOT_SAVED)
@@ -17,9 +17,9 @@ stored it is enough, and what one of them did unseen may have been a save."""
 
 @dataclass(frozen=True)
 class Joint:
-    """One request's ways, as in :class:`Way`, by each connector's number."""
+    """One request's ways, as in :class:`PositionsEvidence`, by each connector's number."""
 
-    parts: Sequence[tuple[int, Way]]
+    parts: Sequence[tuple[int, PositionsEvidence]]
 
     def segments(self, pair: int) -> list[Segment]:
         """The positions [0, computed) in one pair, in order; neighbours differ."""

@@ -13,7 +13,7 @@ from itertools import groupby
 
 import numpy as np
 
-from kvtrace.ledger.model import Worker
+from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag
@@ -37,7 +37,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCells:
     """The cells of one worker: step -> column of its KV layers (or WHOLE) -> cell."""
 
     steps: Mapping[int, Mapping[int, Cell]] = field(default_factory=dict)
@@ -51,13 +51,13 @@ class Measured:
         return self.elsewhere and not self.most
 
 
-def measure(scans: Sequence[SpoolScan], workers: Sequence[Worker]) -> dict[tuple[int, str], Measured]:
+def measure(scans: Sequence[SpoolScan], workers: Sequence[Worker]) -> dict[tuple[int, str], MeasuredCells]:
     """The cells of each worker, by Worker.key."""
     by_spool = {scan.name: scan for scan in scans}
     return {worker.key: _measured(by_spool[worker.spool], worker) for worker in workers}
 
 
-def _measured(scan: SpoolScan, worker: Worker) -> Measured:
+def _measured(scan: SpoolScan, worker: Worker) -> MeasuredCells:
     steps = rows.columns(rows.Effect, scan.effects).step
     table = scan.effects[(steps >> STEP_SHIFT == worker.key[0]) & (steps & STEP_MASK != 0)]
     effect = rows.columns(rows.Effect, table)
@@ -85,7 +85,7 @@ def _measured(scan: SpoolScan, worker: Worker) -> Measured:
         if not cell.targets:
             cell = alike.setdefault((cell.slots, cell.unsure, cell.bytes, cell.files), cell)
         cells[step][here] = cell
-    return Measured(
+    return MeasuredCells(
         steps=dict(cells),
         most=int(effect.slots[stores & saving].max(initial=0)),
         elsewhere=bool((effect.slots[stores & ~saving] > 0).any()),

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from kvtrace.ledger.coverage import WorkerCoverage
 from kvtrace.ledger.ends import Blind, SaveEnd
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.saves.calls import At, Call, WorkerCalls
 from kvtrace.ledger.saves.files import overwritten
 from kvtrace.ledger.saves.misplaced import strangers
@@ -32,7 +32,7 @@ from kvtrace.terms import Grade
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SaveEvidence:
     """What was seen of the workers and of the saves; tables of workers by Worker.key."""
 
     executed: Mapping[tuple[int, str], Executed]
@@ -149,7 +149,7 @@ class Pairs:
         return self.kinds[int(self.calls[step][pair])]
 
 
-def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence) -> tuple[Pairs, Trust]:
+def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: SaveEvidence) -> tuple[Pairs, Trust]:
     """An engine's pairs, and what the ends of its store calls rest on.
 
     Args:
@@ -195,7 +195,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
 # --- store calls
 
 
-def _calls(engine: Engine, stores: Stores, evidence: Evidence) -> tuple[list[dict[At, Call]], Trust]:
+def _calls(engine: Engine, stores: Stores, evidence: SaveEvidence) -> tuple[list[dict[At, Call]], Trust]:
     """All store calls of each worker, with what the workers know of each other's."""
     gathering = []
     for worker in engine.workers:

@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtrace.ledger.coverage import Bit, StepBit, WorkerCoverage
+from kvtrace.ledger.coverage import Bit, StoreStepBit, WorkerCoverage
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.model import Worker
+from kvtrace.ledger.run import Worker
 from kvtrace.ledger.steps import Array, Executed, Mask, StepState, locate, step_states
 from kvtrace.trace import hooks
 
@@ -65,7 +65,7 @@ class _Evidence:
         result: Mask = (self._bits & np.uint8(bits)) != 0
         return result
 
-    def any_step_bit(self, bits: StepBit) -> Mask:
+    def any_step_bit(self, bits: StoreStepBit) -> Mask:
         result: Mask = (self._step_bits & np.uint8(bits)) != 0
         return result
 
@@ -96,24 +96,24 @@ class _Evidence:
     @cached_property
     def worked(self) -> Mask:
         """The hook in which this connector saves ran, with metadata."""
-        return self.any_bit(Bit.SAVE_OK) if self._per_layer else self.any_step_bit(StepBit.WAIT_OK)
+        return self.any_bit(Bit.SAVE_OK) if self._per_layer else self.any_step_bit(StoreStepBit.WAIT_OK)
 
     @property
     def raised(self) -> Mask:
         """An exception ends the step: the layers after the one that raised never ran."""
         if not self._per_layer:
-            return self.any_step_bit(StepBit.WAIT_RAISED)
+            return self.any_step_bit(StoreStepBit.WAIT_RAISED)
         return _in_any_layer(self.any_bit(Bit.SAVE_RAISED))
 
     @property
     def cleared(self) -> Mask:
-        bound = self.any_step_bit(StepBit.BOUND | StepBit.WAIT_OK)
+        bound = self.any_step_bit(StoreStepBit.BOUND | StoreStepBit.WAIT_OK)
         return self.any_bit(Bit.OP_CLEARED) & bound & _in_any_layer(self.any_bit(Bit.SAVE_OK))
 
     @property
     def unbound(self) -> Mask:
         in_layer = self.any_bit(Bit.OP_NO_METADATA | Bit.SAVE_NO_METADATA)
-        return in_layer | self.any_step_bit(StepBit.WAIT_NO_METADATA)
+        return in_layer | self.any_step_bit(StoreStepBit.WAIT_NO_METADATA)
 
     @property
     def failed(self) -> Mask:
@@ -122,7 +122,7 @@ class _Evidence:
 
     @property
     def never_bound(self) -> Mask:
-        result: Mask = ~self.any_step_bit(StepBit.BOUND | StepBit.WAIT_OK) & (self._bits == 0)
+        result: Mask = ~self.any_step_bit(StoreStepBit.BOUND | StoreStepBit.WAIT_OK) & (self._bits == 0)
         return result
 
     @property

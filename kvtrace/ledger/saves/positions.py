@@ -56,7 +56,7 @@ def reuse_of(request: Request, lost: Mapping[tuple[Part, ...], int]) -> Reuse:
 
 
 @dataclass(frozen=True)
-class Way:
+class PositionsEvidence:
     """All that decides what becomes of one request's positions."""
 
     row: int
@@ -94,7 +94,7 @@ def merged(segments: Iterable[Segment]) -> list[Segment]:
 # --- the decision
 
 
-class Store(NamedTuple):
+class StoreResult(NamedTuple):
     """What a read of a token, or the call that was to store it, came to. ``sent_to``: the peer of what was
     only sent; ``blind``: why it is not observed."""
 
@@ -120,7 +120,7 @@ class Token(NamedTuple):
     """
 
     load: tuple[LoadEnd, Grade] | None = None
-    stores: tuple[Store, ...] = ()
+    stores: tuple[StoreResult, ...] = ()
     unfinished: SaveEnd | None = None
     proved: bool = False
     local: bool = False
@@ -162,12 +162,12 @@ def _loaded(token: Token, end: LoadEnd, grade: Grade) -> Outcome:
     return not_observed(Blind.UNTOLD) if end == LoadEnd.NOT_OBSERVED else Outcome(NOT_LOADED, end, grade)
 
 
-def _best_saved(one: Store) -> tuple[int, str]:
+def _best_saved(one: StoreResult) -> tuple[int, str]:
     """The best first, and what is seen at rest before what was sent."""
     return -one.grade, one.sent_to
 
 
-def _saved(token: Token, store: Store) -> Outcome:
+def _saved(token: Token, store: StoreResult) -> Outcome:
     grade = Grade.PROVED if token.proved else store.grade
     # What is at rest is saved, whether the scheduler ever hears of it or not.
     if token.unfinished == SaveEnd.PENDING and grade < Grade.WRITTEN:
@@ -181,7 +181,7 @@ def _not_saved(token: Token) -> Outcome:
     """Of a token that was computed and is not in the store: the first stage at which its way ended."""
     if token.silent == Blind.OUT_OF_SIGHT:
         return not_observed(token.silent)
-    end, grade, _, blind = min(token.stores, default=Store(SaveEnd.NOT_DECLARED, Grade.DECLARED))
+    end, grade, _, blind = min(token.stores, default=StoreResult(SaveEnd.NOT_DECLARED, Grade.DECLARED))
     if token.stores and end == SaveEnd.PENDING:
         return _PENDING
     if token.stale and end >= SaveEnd.NOTHING_READ:
@@ -202,7 +202,7 @@ def _not_saved(token: Token) -> Outcome:
 class _InPair:
     """A request's positions in one pair, as intervals with the same evidence."""
 
-    def __init__(self, way: Way, pair: int) -> None:
+    def __init__(self, way: PositionsEvidence, pair: int) -> None:
         self._request, self._way, self._pair = way.request, way, pair
         misread = way.pairs.misread.get(way.row, {})
         self._misread = {step for step, pairs in misread.items() if pairs >> pair & 1}
@@ -231,11 +231,11 @@ class _InPair:
             found += [(a, b, ended) for a, b in intersect(never_came, [(start, end)])]
         return found
 
-    def _read(self) -> tuple[dict[Store, list[Interval]], list[Interval]]:
+    def _read(self) -> tuple[dict[StoreResult, list[Interval]], list[Interval]]:
         """Positions that were read in this pair, by what that came to, those of others that the GPU's prefix
         cache gave left out; and those that were read before they were computed, and not after."""
         request, pairs = self._request, self._way.pairs
-        found: dict[Store, list[Interval]] = defaultdict(list)
+        found: dict[StoreResult, list[Interval]] = defaultdict(list)
         stale: list[Interval] = []
         for read in pairs.reads.get(self._way.row, ()):
             if not read.pairs >> self._pair & 1:
@@ -244,7 +244,7 @@ class _InPair:
             stale += intersect(list(read.stale), [(0, request.at_step(read.step)[0])])
             if read.step not in self._misread and not self._void(read.step):
                 end, grade = read.end
-                found[Store(end, grade, read.sent_to, read.blind)] += intersect(
+                found[StoreResult(end, grade, read.sent_to, read.blind)] += intersect(
                     union(read.positions), [(0, request.computed)]
                 )
         every = union(part for parts in found.values() for part in parts)
@@ -255,11 +255,11 @@ class _InPair:
         pairs = self._way.pairs
         return step in pairs.calls and pairs.call(step, self._pair).void
 
-    def _declared(self, read: list[Interval]) -> dict[Store, list[Interval]]:
+    def _declared(self, read: list[Interval]) -> dict[StoreResult, list[Interval]]:
         """Positions that a store entry names and that were not ``read``, by how its call ended; and without
         those that were read of others."""
         request, pairs = self._request, self._way.pairs
-        found: dict[Store, list[Interval]] = defaultdict(list)
+        found: dict[StoreResult, list[Interval]] = defaultdict(list)
         for entry in request.entries:
             start, end = positions(request, entry)
             misread = entry.step in self._misread
@@ -267,9 +267,9 @@ class _InPair:
                 continue
             call = pairs.call(entry.step, self._pair)
             end_of = (call.unnamed_end, Grade.READ) if entry.implied else (call.end, call.grade)
-            store = Store(*end_of, blind=call.blind)
+            store = StoreResult(*end_of, blind=call.blind)
             if misread and store.end == SaveEnd.SAVED:  # the metadata names the wrong ones itself
-                store = Store(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OTHER_SLOTS)
+                store = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OTHER_SLOTS)
             found[store] += subtract([(start, end)], read)
         own = union(positions(request, entry) for entry in request.entries)
         # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtrace.ledger.intervals import Interval, subtract, union
-from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request, StoreEntry
+from kvtrace.ledger.run import Engine
 from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.saves.watched import Watched, settled_steps
 from kvtrace.ledger.steps import Array, Steps, of_engine

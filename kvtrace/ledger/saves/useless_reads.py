@@ -17,8 +17,8 @@ from functools import cached_property
 import numpy as np
 
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
-from kvtrace.ledger.model import Engine
-from kvtrace.ledger.requests import Chunk, Request
+from kvtrace.ledger.requests import ComputedChunk, Request
+from kvtrace.ledger.run import Engine
 from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.slots.reads import Slots, covered, in_layer
@@ -81,10 +81,10 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
 
 def _computing(
     watched: Watched, requests: Mapping[int, Request]
-) -> tuple[dict[int, list[tuple[int, Chunk]]], set[int]]:
+) -> tuple[dict[int, list[tuple[int, ComputedChunk]]], set[int]]:
     """The chunks of each step, with the rows of their requests; and the steps of which all is known that was
     read."""
-    found: dict[int, list[tuple[int, Chunk]]] = defaultdict(list)
+    found: dict[int, list[tuple[int, ComputedChunk]]] = defaultdict(list)
     for row, request in requests.items():
         for chunk in request.chunks:
             found[chunk.step].append((row, chunk))
@@ -134,11 +134,11 @@ class _Layer:
         self._slots, self._requests, self._first = slots, begun.requests, begun
         self._column, self._size = column, size
 
-    def begun(self, chunks: Iterable[tuple[int, Chunk]]) -> list[tuple[int, Chunk]]:
+    def begun(self, chunks: Iterable[tuple[int, ComputedChunk]]) -> list[tuple[int, ComputedChunk]]:
         """Those of requests of which anything was read."""
         return [one for one in chunks if in_layer(self._slots.reads.get(one[0], ()), self._column)]
 
-    def unread(self, chunks: Iterable[tuple[int, Chunk]], odd: bool) -> Holes:
+    def unread(self, chunks: Iterable[tuple[int, ComputedChunk]], odd: bool) -> Holes:
         """Whole blocks that chunks completed and that were never read.
 
         Args:
@@ -155,7 +155,7 @@ class _Layer:
                 found[row] = left
         return found
 
-    def _unread(self, row: int, chunk: Chunk, read: list[Interval]) -> list[Interval]:
+    def _unread(self, row: int, chunk: ComputedChunk, read: list[Interval]) -> list[Interval]:
         request, size = self._requests[row], self._size
         low, high = chunk.start // size * size, min(chunk.end, request.prompt) // size * size
         if high <= low or self._slots.tables.get(row, 0) < high:

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from kvtrace.ledger.ends import Blind
-from kvtrace.ledger.model import Worker
-from kvtrace.ledger.saves.measured import Measured
+from kvtrace.ledger.run import Worker
+from kvtrace.ledger.saves.measured import MeasuredCells
 from kvtrace.ledger.slots.reads import Slots
 from kvtrace.ledger.steps import Array, Executed, Steps, locate
 
@@ -20,7 +20,7 @@ class Watched:
     """What is known of one worker beside the ends of its hooks."""
 
     worker: Worker
-    table: Measured
+    table: MeasuredCells
     slots: Slots
     ran: Executed
     followed: bool = True

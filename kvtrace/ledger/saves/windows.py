@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvtrace.ledger.intervals import Interval, subtract
-from kvtrace.ledger.model import Engine, Worker
+from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.slots.reads import Slots, covered, in_layer
 
 

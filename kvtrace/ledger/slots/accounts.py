@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
-from kvtrace.ledger.model import Outside
 from kvtrace.ledger.rest_file import RestFile
+from kvtrace.ledger.run import OutsideBytes
 from kvtrace.ledger.slots.sets import parse
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import Flag, Way
@@ -68,14 +68,14 @@ class Accounts:
     """
 
     of_call: Mapping[int, tuple[Account, str]] = field(default_factory=dict)
-    totals: tuple[Outside, ...] = ()
+    totals: tuple[OutsideBytes, ...] = ()
     putting: frozenset[int] = frozenset()
 
     def of(self, call: int) -> tuple[Account, str]:
         return self.of_call.get(call) or (Account.PARTLY if call in self.putting else Account.OPEN, "")
 
 
-class Traced(NamedTuple):
+class TracedSpool(NamedTuple):
     """``spool``: its file name. ``slots``, ``outside``: its records of these kinds, shape (n, 8).
     ``slot_bytes``: layer -> bytes of a token's slot."""
 
@@ -86,7 +86,7 @@ class Traced(NamedTuple):
     slot_bytes: Mapping[str, float]
 
 
-def accounts(trace: Traced, rest: RestFile) -> Accounts:
+def accounts(trace: TracedSpool, rest: RestFile) -> Accounts:
     """Of each connector of the process on its own."""
     files = _Files(trace, rest)
     slots = rows.columns(rows.SlotsTouched, trace.slots)
@@ -104,7 +104,7 @@ def accounts(trace: Traced, rest: RestFile) -> Accounts:
 # --- files --------------------------------------------------------------------------------------------------
 
 
-class _File:
+class _StoreFile:
     """What came under one name, or several. ``end``: its size in bytes when the run was over."""
 
     __slots__ = ("database", "emptied", "end", "names", "removed", "replaced", "size")
@@ -131,7 +131,7 @@ class _File:
 class _Write(NamedTuple):
     """``amount``: bytes that came into a file, -1 where that can't be told."""
 
-    file: _File
+    file: _StoreFile
     amount: int
 
 
@@ -140,9 +140,9 @@ class _Files:
     writes: (row of the OUTSIDE table) -> what it wrote to a file.
     """
 
-    def __init__(self, trace: Traced, rest: RestFile) -> None:
+    def __init__(self, trace: TracedSpool, rest: RestFile) -> None:
         self.writes: dict[int, _Write] = {}
-        self._now: dict[str, _File] = {}
+        self._now: dict[str, _StoreFile] = {}
         order = np.argsort(trace.outside[:, 1], kind="stable")
         for at, words in zip(order.tolist(), rows.one_by_one(trace.outside[order]), strict=True):
             row = rows.Outside._make(words)
@@ -159,12 +159,12 @@ class _Files:
             file.end = max(sizes, default=0) if sizes else file.size
             file.emptied = any(one.exists for one in found) and file.end == 0 < file.size
 
-    def _written(self, name: str, row: rows.Outside) -> _File:
+    def _written(self, name: str, row: rows.Outside) -> _StoreFile:
         file = self._now.get(name)
         if file is None or rows.flags(row.head) & Flag.FIRST:
             if file is not None:
                 file.replaced = True
-            file = self._now[name] = _File(name)
+            file = self._now[name] = _StoreFile(name)
         file.database |= rows.code(row.head) == Way.SQLITE
         file.size = max(0, row.size)
         return file
@@ -245,7 +245,7 @@ def _accounts_for(written: float, read: float) -> bool:
     return _LEAST * read <= written <= _MOST * read
 
 
-def _of_connector(trace: Traced, files: _Files, index: int, alone: bool) -> tuple[_Found, Outside]:
+def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) -> tuple[_Found, OutsideBytes]:
     """``alone``: what was done for no known connector is this one's."""
     groups: dict[int, _Group] = defaultdict(_Group)
     steps: dict[int, int] = {}
@@ -265,7 +265,7 @@ def _of_connector(trace: Traced, files: _Files, index: int, alone: bool) -> tupl
     told = not any(one.unknown or one.sent.total() for one in every)
     writes = [write for one in every for write in one.writes]
     own = {id(write.file): write.file for write in writes}
-    total = Outside(
+    total = OutsideBytes(
         trace.spool,
         index,
         round(sum(one.read for one in every)),
@@ -306,7 +306,7 @@ def _never_a_byte(groups: Sequence[_Group]) -> bool:
     return len(files) > 1 and nothing and not elsewhere
 
 
-def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int, int]) -> None:
+def _read(trace: TracedSpool, index: int, groups: dict[int, _Group], steps: dict[int, int]) -> None:
     own = trace.slots[rows.detail(trace.slots[:, 0]) == index]
     touched = rows.columns(rows.SlotsTouched, own)
     order = np.lexsort((touched.layer, touched.call))
@@ -336,7 +336,7 @@ def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int,
 
 
 def _outside(
-    trace: Traced, files: _Files, indexes: set[int], groups: dict[int, _Group], steps: dict[int, int]
+    trace: TracedSpool, files: _Files, indexes: set[int], groups: dict[int, _Group], steps: dict[int, int]
 ) -> dict[str, int]:
     places: dict[str, int] = defaultdict(int)
     for at, words in enumerate(rows.one_by_one(trace.outside)):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvtrace.ledger.intervals import Interval, length, union
-from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request, owner, rows_by_id
+from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.accounts import Accounts
 from kvtrace.ledger.slots.alike import Alike, classes
@@ -103,7 +103,7 @@ class _Resolver:
         self._names = touches.names
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
-        self._found: dict[_Use, dict[tuple[int, Touch], _Gathered]] = {use: {} for use in _Use}
+        self._found: dict[_Use, dict[tuple[int, Touch], _SlotsSoFar]] = {use: {} for use in _Use}
         self._amounts: dict[tuple[int, int], Amounts] = defaultdict(Amounts)
         self._sets_read: dict[int, set[int]] = defaultdict(set)
         """Layers -> sets of slots that were read there."""
@@ -308,7 +308,7 @@ class _Resolver:
 
     def _gather(self, use: _Use, row: int, touch: Touch, one: Alike) -> None:
         """``touch``: without its time and its layers."""
-        gathered = self._found[use].setdefault((row, touch), _Gathered(one.t))
+        gathered = self._found[use].setdefault((row, touch), _SlotsSoFar(one.t))
         gathered.columns |= self._masks[one.layers]
 
     def _count(self, record: rows.SlotsTouched, layers: int, step: int, owned: Owned) -> None:
@@ -407,6 +407,6 @@ class _Use(Enum):
 
 
 @dataclass
-class _Gathered:
+class _SlotsSoFar:
     t: int
     columns: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtrace.ledger.model import Worker
+from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, locate
 from kvtrace.trace import hooks, ops, rows

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.reported import UNFOLLOWED
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.sets import parse
 from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
@@ -20,7 +20,7 @@ from kvtrace.ledger.slots.touches import during_which
 from kvtrace.ledger.states.outcome import Book, Loaded, States, Taken
 from kvtrace.ledger.steps import NEVER_RAN, Executed
 from kvtrace.trace import hooks, rows
-from kvtrace.trace.facts import WatchLimits
+from kvtrace.trace.facts import WatchLimitsFact
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag
 
 _AHEAD = frozenset(hook.code for hook in (hooks.BIND_METADATA, hooks.START_LOAD, hooks.PREEMPTIONS))
@@ -62,7 +62,7 @@ def book_of_states(
         pairs += sum(len(one.state_layers) for one in workers)
         counted += len(own)
         for worker in workers:
-            seen = _Seen(engine, worker, by_name[worker.spool], given.get(engine.tag, ()), every)
+            seen = _StatesSeen(engine, worker, by_name[worker.spool], given.get(engine.tag, ()), every)
             for row, request in own.items():
                 taken += [seen.taken(_Cell(row, layer), request) for layer in worker.state_layers]
                 if accepted(request) is not None:
@@ -94,7 +94,7 @@ def _book(ends: Iterable[Taken | Loaded]) -> Book:
     return Book(sum(found.values()), dict(found))
 
 
-class _Seen:
+class _StatesSeen:
     """What one worker's spool says of states."""
 
     def __init__(
@@ -109,7 +109,7 @@ class _Seen:
         """Groups in which a request has one state at a time: no prefix cache keeps states of the past."""
         ran = scan.executed.get(engine.tag, NEVER_RAN)
         self._watched = frozenset(ran.watched.tolist()) & frozenset(ran.watched_loads.tolist())
-        self._followed = not any(one.kind in UNFOLLOWED for one in scan.facts_of(WatchLimits))
+        self._followed = not any(one.kind in UNFOLLOWED for one in scan.facts_of(WatchLimitsFact))
         """Whether no way was met in this process that can't be followed."""
         self._began = sorted(ran.began_steps.tolist())
         self._layers = frozenset(worker.state_layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.picture.model import Map, Picture, State
+from kvtrace.picture.picture import Map, Picture, State
 from kvtrace.render.html.markup import Content, Markup, section, tag, text
 from kvtrace.render.html.sections import device, requests_table, timing
 from kvtrace.render.layout import names

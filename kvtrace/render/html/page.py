@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from kvtrace import __version__
-from kvtrace.picture.model import Picture
+from kvtrace.picture.picture import Picture
 from kvtrace.render.html import charts, sections
 from kvtrace.render.html.markup import Content, Markup, bullets, embedded, section, table, tag
 from kvtrace.report.model import Report

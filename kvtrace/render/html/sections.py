@@ -25,7 +25,7 @@ from kvtrace.render.report import (
     state_lines,
     timing_table,
 )
-from kvtrace.report.model import Finding, Ledger, Report, Stage
+from kvtrace.report.model import FindingRow, LedgerRow, Report, Stage
 from kvtrace.terms import FAULT, KEPT, MEANS, NOT_OBSERVED, Grade, severity_word
 from kvtrace.terms import Stage as StageNumber
 from kvtrace.words import count, percent, plural, size
@@ -131,7 +131,7 @@ def ledgers(report: Report) -> Markup:
     return section("ledger", "Where the tokens went", *parts)
 
 
-def _ledger(ledger: Ledger, caption: str) -> Markup:
+def _ledger(ledger: LedgerRow, caption: str) -> Markup:
     rows: list[list[Content]] = []
     for name, tokens, share, grade in outcomes(ledger):
         bar = tag("span", [_width(share, None if name in KEPT else "bad")], class_="bar", aria_hidden="true")
@@ -155,7 +155,7 @@ def findings(report: Report) -> Markup:
     return section("findings", "Findings", *[_finding(one, requests, seen) for one in report["findings"]])
 
 
-def _finding(one: Finding, requests: int, seen: set[str]) -> Markup:
+def _finding(one: FindingRow, requests: int, seen: set[str]) -> Markup:
     severity = one["severity"]
     anchor = None if one["id"] in seen else f"finding-{one['id']}"
     seen.add(one["id"])

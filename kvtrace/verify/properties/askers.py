@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
-from kvtrace.verify.observed import Asked, Facts, Observed
+from kvtrace.verify.observed import Asked, EngineFacts, Observed
 from kvtrace.verify.properties.sizes import unit, units
 from kvtrace.verify.property import FULL, Property
 from kvtrace.verify.workload import MODEL, RESTART
@@ -125,7 +125,7 @@ def _ranks(own: list[Asked], what: Observed) -> Verdict:
     return proved(f"what {plural(ranks, 'rank')} loaded is what each of them computed")
 
 
-def _words(facts: Facts) -> str:
+def _words(facts: EngineFacts) -> str:
     one, two, three = units(facts, 1), units(facts, 2), units(facts, 3)
     first = f"a{one}b{two} d1e{three} g{two}h{one}i{one} k{three - 1}l{one} o{one}p{two} q{one}r{two}"
     # o behind its own beginning, r behind another's: units that are both known, of which no prompt was made;
@@ -135,18 +135,18 @@ def _words(facts: Facts) -> str:
     return f"{first} s{within}t{one} ; {again} s{within}u{one}"
 
 
-def _other_model(facts: Facts) -> str:
+def _other_model(facts: EngineFacts) -> str:
     """First with the same model: what does not outlast its engine says nothing of the other one."""
     n = units(facts, 2) + unit(facts) // 2
     return f"a{n} b{n} ; {RESTART} a{n} ; {MODEL} a{n} b{n}" if facts.other_model else ""
 
 
-def _salted(facts: Facts) -> str:
+def _salted(facts: EngineFacts) -> str:
     n = units(facts, 2) + unit(facts) // 2
     return f"a{n} b{n}@x ; a{n}@x b{n}@y b{n} ; b{n}@x"
 
 
-def _adapted(facts: Facts) -> str:
+def _adapted(facts: EngineFacts) -> str:
     n = units(facts, 2) + unit(facts) // 2
     return f"a{n} b{n}~1 ; a{n}~1 b{n} ; a{n}~1" if facts.adapters else ""
 

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
-from kvtrace.verify.observed import Asked, Facts, Observed
+from kvtrace.verify.observed import Asked, EngineFacts, Observed
 from kvtrace.verify.properties.sizes import units, usual
 from kvtrace.verify.property import FULL, Property
 from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS
@@ -100,14 +100,14 @@ def _flat(own: list[Asked], what: Observed) -> Verdict:
     return failed(says, numbers=numbers_of) if bad else proved(says, numbers=numbers_of)
 
 
-def _again_after(facts: Facts) -> str:
+def _again_after(facts: EngineFacts) -> str:
     """Asked again before it: that it came back then tells what a restart forgets from what never comes."""
     n = usual(facts)
     return f"a{n} b{n} ; a{n} b{n} ; restart a{n} b{n}"
 
 
 def _with(act: str) -> Property:
-    def words(facts: Facts) -> str:
+    def words(facts: EngineFacts) -> str:
         n = usual(facts)
         return f"a{n} b{n} ; {act} a{n} c{n} b{n}" if facts.store else ""
 
@@ -115,7 +115,7 @@ def _with(act: str) -> Property:
     return Property(f"store-{act}", title, _damaged, words, FULL)
 
 
-def _many(facts: Facts) -> str:
+def _many(facts: EngineFacts) -> str:
     """Few prompts, the same ones again and again, and as many new ones of one unit."""
     n, one = usual(facts), units(facts, 1)
     few = [f"{_letter(number)}{n}*1" for number in range(_PROMPTS)]

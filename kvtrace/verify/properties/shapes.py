@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, not_applicable, not_observed, proved
-from kvtrace.verify.observed import Asked, Facts, Observed
+from kvtrace.verify.observed import Asked, EngineFacts, Observed
 from kvtrace.verify.properties.sizes import fits, twice, unit, units, usual
 from kvtrace.verify.property import Property
 from kvtrace.words import plural
@@ -77,19 +77,19 @@ def _not_asked(what: Observed) -> Verdict:
     return not_observed(f"not asked any more: {what.died}" if what.died else "not asked")
 
 
-def _lengths(facts: Facts) -> str:
+def _lengths(facts: EngineFacts) -> str:
     around = {2, facts.block, facts.budget, facts.unit, 2 * unit(facts)}
     lengths = sorted({n for size in around if size for n in (size - 1, size, size + 1) if fits(facts, n)})
     return twice(" ".join(f"{name}{n}" for name, n in zip(_STREAMS, lengths, strict=False)))
 
 
-def _chunked(facts: Facts) -> str:
+def _chunked(facts: EngineFacts) -> str:
     lengths = [n for n in (facts.budget + facts.block + 1, 2 * facts.budget + facts.block // 2 + 1) if n]
     words = " ".join(f"{name}{n}" for name, n in zip("ab", lengths, strict=True) if fits(facts, n))
     return twice(words) if words and facts.budget else ""
 
 
-def _concurrent(facts: Facts) -> str:
+def _concurrent(facts: EngineFacts) -> str:
     number = max(2, min(6, facts.seqs or 6))
     n, one = usual(facts), unit(facts)
     lengths = [n - at % 3 * one if n > 3 * one else n for at in range(number)]
@@ -97,28 +97,28 @@ def _concurrent(facts: Facts) -> str:
     return twice(f"{together} {together.replace('&', ' ', 1)}")
 
 
-def _repeated(facts: Facts) -> str:
+def _repeated(facts: EngineFacts) -> str:
     n, short = usual(facts), facts.block + 1
     return f"a{n} b{short} ; a{n} a{n} b{short} b{short} ; a{n}&a{n}"
 
 
-def _shared(facts: Facts) -> str:
+def _shared(facts: EngineFacts) -> str:
     p, n = units(facts, 2), units(facts, 1)
     return f"p{p}a{n} p{p}b{n} ; p{p}c{n} p{p}a{n} ; p{p}b{n}&p{p}c{n}&p{p}d{n}"
 
 
-def _extended(facts: Facts) -> str:
+def _extended(facts: EngineFacts) -> str:
     """The last one finds its beginning in the engine's own prefix cache, and the rest in the connector."""
     short, long = units(facts, 1) + 1, usual(facts)
     return f"a{short} ; a{long} ; a{long} ; a{short} a{long}"
 
 
-def _preempt(facts: Facts) -> str:
+def _preempt(facts: EngineFacts) -> str:
     n = usual(facts)
     return f"a{n}*12^ ; a{n}*12"
 
 
-def _abort(facts: Facts) -> str:
+def _abort(facts: EngineFacts) -> str:
     n = usual(facts)
     return f"a{n}*12! b{n}*12!&c{n}*12 ; a{n}*12 b{n}*12 c{n}*12"
 

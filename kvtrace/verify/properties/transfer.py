@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
-from kvtrace.verify.observed import Asked, Facts, Observed
+from kvtrace.verify.observed import Asked, EngineFacts, Observed
 from kvtrace.verify.properties.sizes import twice, usual
 from kvtrace.verify.property import Property
 from kvtrace.words import count, plural
@@ -148,7 +148,7 @@ def _outputs(own: list[Asked], what: Observed) -> Verdict:
     )  # fmt: skip
 
 
-def _asked_twice(facts: Facts) -> str:
+def _asked_twice(facts: EngineFacts) -> str:
     return twice(f"a{usual(facts)}")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtrace.verify.answers import Answered, VerifyError
 from kvtrace.verify.drive import Driver
-from kvtrace.verify.engine import Reply, Request
+from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence, read
 from kvtrace.verify.judge import judged
 from kvtrace.verify.observed import Settings
@@ -80,7 +80,7 @@ class InProcess:
             AGENT.recorder.flush()
         return read([self._trace])
 
-    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
         from vllm import SamplingParams
 
         engine, began = self._llm.llm_engine, time.monotonic()
@@ -110,7 +110,7 @@ class InProcess:
         seconds = time.monotonic() - began
         return [self._late(found[one.id], one.id in open_, seconds) for one in requests]
 
-    def _take(self, output: Any, open_: dict[str, Request], found: dict[str, Reply]) -> None:
+    def _take(self, output: Any, open_: dict[str, RequestToMake], found: dict[str, Reply]) -> None:
         request = open_.get(output.request_id)
         if request is None:
             return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REPORT_NAME = "report.json"
 _HOW = "give a report.json or a run directory of kvtrace run"
 _AGAIN = "make it again with kvtrace explain RUN_DIR"
-KIND = document.Kind(
+KIND = document.DocumentKind(
     name="report",
     schema=SCHEMA,
     rules=published_schema,

@@ -8,7 +8,7 @@ from typing import TypeAlias, TypedDict
 
 import pandas as pd
 
-from kvtrace.ledger.model import Ledger
+from kvtrace.ledger.run import Ledger
 from kvtrace.terms import Grade, Stage
 
 

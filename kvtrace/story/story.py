@@ -40,7 +40,7 @@ class Entry:
 
 
 @dataclass
-class Call:
+class HookCalls:
     """The calls of one hook or op body for one layer ("" for hooks that run once a step)."""
 
     name: str
@@ -72,7 +72,7 @@ class RankStep:
     mode: str
     at_ns: int
     total_ns: int
-    calls: list[Call] = field(default_factory=list)
+    calls: list[HookCalls] = field(default_factory=list)
 
     @property
     def bound(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import pandas as pd
 
 from kvtrace.ledger.coverage.spool import Counts, ScheduledCalls, SpoolReader, WorkerCoverage
-from kvtrace.ledger.model import HOOK_COLUMNS, OP_COLUMNS, SKIP_COLUMNS, TIMING_COLUMNS, Engine, Worker
+from kvtrace.ledger.run import HOOK_COLUMNS, OP_COLUMNS, SKIP_COLUMNS, TIMING_COLUMNS, Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.side_by_side import Add, each, silent
 from kvtrace.ledger.steps import Array
@@ -23,8 +23,8 @@ _OfSpool: TypeAlias = tuple[Histograms, Histograms, list[WorkerCoverage], Schedu
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """Tables as in :class:`~kvtrace.ledger.model.Run`; ``workers`` by Worker.key."""
+class CoverageTables:
+    """Tables as in :class:`~kvtrace.ledger.run.Run`; ``workers`` by Worker.key."""
 
     hooks: pd.DataFrame
     ops: pd.DataFrame
@@ -36,7 +36,7 @@ class Coverage:
 def cover(
     scans: Sequence[SpoolScan], engines: Sequence[Engine], workers: Sequence[Worker], store_steps: Array,
     add: Add = silent,
-) -> Coverage:  # fmt: skip
+) -> CoverageTables:  # fmt: skip
     """Read every spool again.
 
     Args:
@@ -78,7 +78,7 @@ def cover(
             ]
     hook_rows += _scheduler_rows(engines, scheduled)
     exec_ns = sum(worker.exec_ns for worker in workers)
-    return Coverage(
+    return CoverageTables(
         hooks=pd.DataFrame(hook_rows, columns=list(HOOK_COLUMNS)),
         ops=pd.DataFrame(op_rows, columns=list(OP_COLUMNS)),
         skips=pd.DataFrame(skip_rows, columns=list(SKIP_COLUMNS)),

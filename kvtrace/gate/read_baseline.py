@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from kvtrace.gate.baseline import SCHEMA, Baseline, GateError, baseline_schema
 from kvtrace.gate.contract import line_of
-from kvtrace.gate.model import SCHEMA, Baseline, GateError, baseline_schema
 from kvtrace.regular import read_regular
 from kvtrace.report import document
 
 _HOW = "give a baseline that kvtrace baseline wrote"
-KIND = document.Kind(
+KIND = document.DocumentKind(
     name="baseline",
     schema=SCHEMA,
     rules=baseline_schema,

@@ -45,7 +45,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class CellKind:
     """A state, and why where that is known."""
 
     state: State
@@ -122,7 +122,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Picture:
-    kinds: list[Kind] = field(default_factory=list)
+    kinds: list[CellKind] = field(default_factory=list)
     maps: list[Map] = field(default_factory=list)
     lanes: list[Lane] = field(default_factory=list)
     requests: int = 0

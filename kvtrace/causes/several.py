@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Diagnosis, Finding, NotObserved, Result, RuledOut
+from kvtrace.causes.diagnosis import Diagnosis, Finding, NotObserved, Result, RuledOut
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows
-from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.run import Engine, Run
 from kvtrace.words import listed
 
 Parts = Sequence[tuple[str, Diagnosis]]

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import pandas as pd
 
 from kvtrace.errors import KvtraceError
-from kvtrace.ledger.device import DeviceTimes
+from kvtrace.ledger.device import DeviceTotals
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.run_file import RunFile
@@ -118,7 +118,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Connector(documents.Connector):
+class Connector(documents.ConnectorFact):
     """One connector object, in the process ``pid``; ``ordinal`` -1: it could not be made."""
 
     ordinal: int = -1
@@ -145,8 +145,8 @@ class Worker:
     spool: str  # file name
     process: str
     connector: Connector | None
-    facts: documents.Worker
-    graphs: documents.Graphs = field(default_factory=documents.Graphs)
+    facts: documents.WorkerFact
+    graphs: documents.GraphsFact = field(default_factory=documents.GraphsFact)
     steps: int = 0  # distinct real forward steps executed
     no_forward_steps: int = 0
     modes: Mapping[int, int] = field(default_factory=dict)  # graph mode -> real steps
@@ -198,7 +198,7 @@ class Engine:
     tag: int
     pid: int
     process: str
-    facts: documents.Engine
+    facts: documents.EngineFact
     connector: Connector | None  # the scheduler's
     workers: tuple[Worker, ...] = ()  # by rank
     steps: int = 0  # schedule() calls
@@ -285,7 +285,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Target(documents.Target):
+class TargetStatus(documents.TargetFact):
     """One instrumentation target over all processes: ``status`` is the worst of failed > missing > found >
     pending, ``processes`` how many report it."""
 
@@ -293,7 +293,7 @@ class Target(documents.Target):
 
 
 @dataclass(frozen=True)
-class HookException(documents.HookException):
+class HookException(documents.HookExceptionFact):
     """``step``, ``layer``: of the first one."""
 
     layer: str = ""
@@ -301,7 +301,7 @@ class HookException(documents.HookException):
 
 
 @dataclass(frozen=True)
-class Swallowed(documents.Swallowed):
+class Swallowed(documents.SwallowedFact):
     """``step``, ``layer``, ``asked_by``: of the first one. ``logged``: whether the connector also logged a
     warning in such a call; ``ended``: whether one of them ended a job; ``went_on``: False where one of their
     calls did no more; ``in_vain``: a file was not there, and as many were opened to write that were not there
@@ -315,7 +315,7 @@ class Swallowed(documents.Swallowed):
 
 
 @dataclass(frozen=True)
-class WatchLimits(documents.WatchLimits):
+class WatchLimits(documents.WatchLimitsFact):
     """In which process: ``connector`` is the index there."""
 
     pid: int = -1
@@ -323,7 +323,7 @@ class WatchLimits(documents.WatchLimits):
 
 
 @dataclass(frozen=True)
-class StartFailure(documents.StartFailed):
+class StartFailure(documents.StartFailedFact):
     """In which process."""
 
     pid: int = -1
@@ -339,7 +339,7 @@ class StartFailure(documents.StartFailed):
 
 
 @dataclass(frozen=True)
-class LogLine(documents.Log):
+class LogLine(documents.LogFact):
     """``step``, ``layer``: of the first one."""
 
     layer: str = ""
@@ -348,7 +348,7 @@ class LogLine(documents.Log):
 
 
 @dataclass(frozen=True)
-class ConfigKeys(documents.ConfigKeys):
+class ConfigKeys(documents.ConfigKeysFact):
     """Keys of kv_connector_extra_config, in one process."""
 
     pid: int = -1
@@ -439,7 +439,7 @@ class Ledger(Generic[K]):
         assert sent <= read, f"{sent} {self.unit} were sent, of {read} read"
 
 
-class Outside(NamedTuple):
+class OutsideBytes(NamedTuple):
     """Bytes of one connector object in one process. ``connector``: its index there; ``read``: of KV, from the
     KV cache; ``came``: into files, None where that can't be told (written in place, by address, through
     sockets); ``at_end``: of these, there at the end; ``accounted``: bytes read for which as many came;
@@ -487,7 +487,7 @@ class Run:
     engines: Sequence[Engine]
     connectors: Sequence[Connector]
     spools: Sequence[SpoolInfo]
-    targets: Sequence[Target]
+    targets: Sequence[TargetStatus]
     exceptions: Sequence[HookException]
     agent_errors: Sequence[tuple[int, str, str]]  # pid, where, error
     hooks: pd.DataFrame
@@ -513,11 +513,11 @@ class Run:
     swallowed: Sequence[Swallowed] = ()
     logs: Sequence[LogLine] = ()
     config_keys: Sequence[ConfigKeys] = ()
-    unreadable_metadata: Sequence[documents.UnreadableMetadata] = ()
+    unreadable_metadata: Sequence[documents.UnreadableMetadataFact] = ()
     watch_limits: Sequence[WatchLimits] = ()
     trust: Trust = Trust()
     async_saves: Sequence[AsyncSave] = ()
-    device: DeviceTimes = field(default_factory=DeviceTimes)
+    device: DeviceTotals = field(default_factory=DeviceTotals)
     start_failures: Sequence[StartFailure] = ()
     """Why an engine never came up, the innermost processes only."""
     load_rows: Sequence[LoadOf] = ()
@@ -531,7 +531,7 @@ class Run:
     """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
     states: States | None = None
     """The book of layers that keep a state a request; None where there is none."""
-    outside: Sequence[Outside] = ()
+    outside: Sequence[OutsideBytes] = ()
     """What connectors that read KV did outside their processes."""
     asking: frozenset[str] = frozenset()
     """Ids of the requests that ask for a transfer between a prefill and a decode engine."""

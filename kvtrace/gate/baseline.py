@@ -74,20 +74,20 @@ class _Covered(_Where):
 
 
 @final
-class HookRow(_Covered):
+class BaselineHook(_Covered):
     """One connector hook on one group of layers"""
 
     hook: Annotated[str, "connector method"]
 
 
 @final
-class OpRow(_Covered):
+class BaselineOp(_Covered):
     """One attention op on one group of layers"""
 
     op: Annotated[str, "attention op"]
 
 
-CoverageRow: TypeAlias = HookRow | OpRow
+CoverageRow: TypeAlias = BaselineHook | BaselineOp
 
 
 def subject(row: CoverageRow) -> tuple[Literal["hook", "op"], str]:
@@ -98,8 +98,8 @@ def subject(row: CoverageRow) -> tuple[Literal["hook", "op"], str]:
 class CoveragePart(TypedDict):
     """How often hooks and ops were called"""
 
-    hooks: Annotated[list[HookRow], Most(MAX_ROWS), "connector hooks"]
-    ops: Annotated[list[OpRow], Most(MAX_ROWS), "attention ops"]
+    hooks: Annotated[list[BaselineHook], Most(MAX_ROWS), "connector hooks"]
+    ops: Annotated[list[BaselineOp], Most(MAX_ROWS), "attention ops"]
 
 
 class LedgerPart(TypedDict):
