@@ -42,7 +42,7 @@ LABELS: dict[str, str] = {
     "save-never-finished": "the save never finished",
     "store-failed": "the store refused it",
     "store-incomplete": "fewer bytes at rest than read",
-    "kv-altered": "stored as other numbers",
+    "kv-altered": "came back as other numbers",
     "store-lost-later": "stored, and gone later",
     "ranks-diverge": "ranks differ",
     # not loaded

@@ -221,22 +221,27 @@ def generated(report: Report) -> str:
 # ---------------------------------------------------------------------------------- loads
 
 
+_ALTERED = "not-loaded:kv-altered"
+
+
 def loaded(report: Report) -> str:
     """``Loaded: 512 of 1 024 prompt tokens; 512 were not in the store``."""
     ledger = report["ledger"]["loads"]
     if ledger["total"] <= 0:
         return "Loaded: nothing was looked up or offered."
     whole = ledger["total_tokens"]
-    came = tokens_of(ledger, LOADED)
+    other_numbers = tokens_of(ledger, _ALTERED)  # fewer bits by design, or a fault: written all the same
+    came = tokens_of(ledger, LOADED) + other_numbers
     rest = [
         f"{count(tokens_of(ledger, name))} {label(name)}"
         for name in sorted(ledger["accounts"], key=lambda name: -ledger["accounts"][name])
-        if name not in (LOADED,) and ledger["accounts"][name] and tokens_of(ledger, name)
+        if name not in (LOADED, _ALTERED) and ledger["accounts"][name] and tokens_of(ledger, name)
     ]
     share = f" ({percent(came, whole)})" if came else ""
     alone = ledger.get("grades", {}).get(LOADED, {}).keys() == {"declared"}
     by_report = ", by the connector's report alone" if came and alone else ""
-    said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}{by_report}"
+    numbers = f", {count(other_numbers)} as other numbers than were stored" if other_numbers else ""
+    said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}{by_report}{numbers}"
     return f"{said}; {', '.join(rest)}." if rest else f"{said}."
 
 

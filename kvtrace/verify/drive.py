@@ -11,7 +11,7 @@ from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.engine import EngineUnderTest, Reply, RequestToMake
 from kvtrace.verify.evidence import IDENT, Evidence
 from kvtrace.verify.observed import Asked, Death, with_stored
-from kvtrace.verify.workload import MODEL, RESET, STORE_ACTS, Round, Streams, Workload, parse
+from kvtrace.verify.workload import MODEL, RESET, STORE_ACTS, Prompt, Round, Streams, Workload, parse
 
 PROBE = "probe"
 _DELAYS = (0.2, 1.5, 5.0)
@@ -168,7 +168,7 @@ class Driver:
             self._progress(len(self.asked), self._total, job.name)
             self._batch += 1
             first = len(self.asked)
-            tokens = [self._streams.tokens(name, prompt) for prompt in batch]
+            tokens = [self._tokens(name, prompt) for prompt in batch]
             requests = [
                 RequestToMake(
                     f"{IDENT}-{first + at}",
@@ -196,6 +196,15 @@ class Driver:
             if any(reply.error for reply in replies):
                 break
         return found
+
+    def _tokens(self, name: str, prompt: Prompt) -> list[int]:
+        """Of a prompt of the workload; behind one that goes on stands its last answer."""
+        tokens = self._streams.tokens(name, prompt)
+        if prompt.goes_on:
+            asker = prompt.salt, prompt.adapter
+            before = [one for one in self.asked if one.tokens == tokens and one.asker == asker]
+            tokens += before[-1].reply.tokens if before else ()
+        return tokens
 
     def _rest(self, act: str) -> bool:
         """Let the engine come to rest, do what is to be done, empty its prefix cache."""

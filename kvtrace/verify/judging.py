@@ -140,11 +140,14 @@ def error_line(one: Asked, what: Observed) -> str:
     apart = [name for name, of in layers.items() if of.largest > 0]
     if not apart:
         return f"{one.id}: the same, bit by bit, in {plural(one.seen.compared, 'block')}"
+    worst = max(layers, key=lambda name: layers[name].mean)
+    least = min(layers, key=lambda name: layers[name].mean)
+    which = "" if worst == least else f", most in {worst}, least in {least} ({share(layers[least].mean)})"
     own = noise(what)
     beside = f"the engine's own noise {percent(own)}" if own is not None else "no noise was measured"
     return (
         f"{one.id}: error {share(error[0])} on the mean, {share(error[1])} at most, in {len(apart)} of "
-        f"{plural(len(layers), 'layer')}; {beside}"
+        f"{plural(len(layers), 'layer')}{which}; {beside}"
     )
 
 
@@ -281,13 +284,21 @@ def expected(one: Asked, what: Observed) -> int:
 
 
 def missing(asked: Sequence[Asked], what: Observed, edges: bool = False) -> list[Asked]:
-    """Of repeated prompts those of which whole units did not come back.
+    """Of repeated prompts those of which whole units did not come back. How many loads it takes at a time is
+    the connector's choice: of prompts asked together only where all units are promised.
 
     Args:
         edges: also of prompts that end with a unit, or a token behind it. A store that keeps one record of a
             prompt may lose these, as the engine always computes the last token: a property of their own.
     """
-    repeated = [one for one in asked if one.answered and one.stored == len(one.tokens)]
+    together = Counter(one.batch for one in what.asked)
+    repeated = [
+        one
+        for one in asked
+        if one.answered
+        and one.stored == len(one.tokens)
+        and (together[one.batch] == 1 or what.settings.all_units)
+    ]
     usual = [one for one in repeated if edges or len(one.tokens) % what.unit > 1]
     return [one for one in usual if one.back < expected(one, what)]
 
@@ -322,6 +333,8 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
             return not_observed("no whole unit of these prompts was taken")
         if shared:
             return not_observed("nothing of these prompts came back")
+        if all(one.back >= expected(one, what) for one in later):
+            return not_observed("the engine's own prefix cache had these prompts: nothing was left to load")
         return failed(
             f"nothing of {plural(len(later), 'stored prompt')} came back",
             requests=names(later),

@@ -4,7 +4,8 @@
 
 Words are asked one after the other, those with ``&`` between them together. ``a96`` is a prompt of the first
 96 tokens of stream a, ``a96b10`` the same with 10 tokens of stream b behind them: prompts that share a
-beginning are written with one. Behind a prompt: ``~1`` the first of the server's LoRA adapters, ``@x`` its
+beginning are written with one, and ``a96+`` has behind it what the request for ``a96`` was answered last.
+Behind a prompt: ``~1`` the first of the server's LoRA adapters, ``@x`` its
 cache salt, ``*8`` tokens to generate, ``!`` the client leaves after the first of them, ``^`` the engine takes
 its blocks back then (a preemption).
 
@@ -31,7 +32,7 @@ RESTART, MODEL = "restart", "model"
 STORE_ACTS = ("gone", "cut", "garbage", "read-only", "full")
 ACTS = (RESTART, MODEL, *STORE_ACTS)
 
-_PROMPT = re.compile(r"((?:[a-z]\d{1,7})+)(?:~(\d))?(?:@([\w-]{1,32}))?(?:\*(\d{1,4}))?([!^]?)\Z")
+_PROMPT = re.compile(r"((?:[a-z]\d{1,7})+)(\+?)(?:~(\d))?(?:@([\w-]{1,32}))?(?:\*(\d{1,4}))?([!^]?)\Z")
 _PIECE = re.compile(r"([a-z])(\d+)")
 _MOST_TOKENS = 1 << 20
 
@@ -53,6 +54,8 @@ class Prompt:
     leaves: bool = False
     preempted: bool = False
     adapter: int = 0
+    goes_on: bool = False
+    """Behind it stands the answer that it got before."""
 
     @property
     def length(self) -> int:
@@ -60,7 +63,7 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        pieces = "".join(f"{piece.stream}{piece.length}" for piece in self.pieces)
+        pieces = "".join(f"{piece.stream}{piece.length}" for piece in self.pieces) + "+" * self.goes_on
         adapter = f"~{self.adapter}" if self.adapter else ""
         salt = f"@{self.salt}" if self.salt else ""
         generate = f"*{self.generate}" if self.generate != GENERATED else ""
@@ -138,11 +141,12 @@ def _prompt(word: str, text: str) -> Prompt:
     prompt = (
         Prompt(
             tuple(pieces),
-            found[3] or "",
-            int(found[4] or GENERATED),
-            found[5] == "!",
-            found[5] == "^",
-            int(found[2] or 0),
+            found[4] or "",
+            int(found[5] or GENERATED),
+            found[6] == "!",
+            found[6] == "^",
+            int(found[3] or 0),
+            bool(found[2]),
         )
         if found
         else None

@@ -157,6 +157,29 @@ def test_a_name_written_anew_says_nothing_of_what_was_there() -> None:
     assert run.told(a=256) == {2: Account.WRITTEN}
 
 
+def test_a_file_holds_no_more_than_its_size() -> None:
+    """A ring, or an arena whose places are used again: which of the writes are still in it is not known."""
+    run = Run().read(1).write(1, "ring", 256).read(2, step=2, first=8).write(2, "ring", 256, 256, step=2)
+    assert run.told(ring=256) == {}
+    (total,) = run.result(ring=256).totals
+    assert (total.came, total.at_end) == (512, 256)
+    assert set(run.told(ring=512).values()) == {Account.WRITTEN}
+
+
+def test_what_a_file_grew_by_unseen_came_too() -> None:
+    (total,) = Run().read(1, 8).write(1, "db", 128, 192).result(db=576).totals
+    assert (total.came, total.at_end) == (512, 512)  # it held 64 before
+
+
+def test_what_nobody_else_can_have_written_is_the_readers() -> None:
+    """A thread whose work no call asked for; the other connector, of the scheduler's side, reads nothing."""
+    run = Run().read(1).write(2, "a", 256, step=0).read(3, way=Flag.LOAD, hook=hooks.START_LOAD)
+    (of_nobody, *wrote), (of_another, *loaded) = run.outside[0], run.slots[1]
+    run.outside = [(of_nobody & ~(0xFF << 24), *wrote)]
+    run.slots[1] = (of_another + (1 << 24), *loaded)
+    assert run.told(a=256)[1] == Account.WRITTEN
+
+
 def test_what_went_to_a_peer_is_sent_and_refusals_are_said() -> None:
     found = Run().read(1).sent(1, 300).result()
     assert found.of(1) == (Account.SENT, "tcp host:1")

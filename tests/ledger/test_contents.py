@@ -150,6 +150,12 @@ def test_kv_of_another_prompt_is_told_whose_it_is(tmp_path: Path) -> None:
     assert why(run) == ("tokens 64-96 hold what tokens 64-96 of another prompt (a) computed to",)
 
 
+def test_kv_of_ones_own_beginning_is_no_other_prompts(tmp_path: Path) -> None:
+    """Who computed it had a shorter prompt, with which this one begins."""
+    run = Cache(tmp_path).computes("a", [5, 6], A[:2]).loads("b", [5, 6, 5, 9]).run()
+    assert why(run) == ("tokens 64-96 hold what tokens 0-32 of the same prompt computed to",)
+
+
 def test_a_load_of_equal_kv_twice_needs_no_earlier_computation(tmp_path: Path) -> None:
     run = Cache(tmp_path).loads("b", [5, 5, 5, 9]).run()
     assert lost(run) == 2 * BLOCK and run.compared == {"not compared": 1, "wrong": 2}

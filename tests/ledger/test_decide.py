@@ -79,6 +79,15 @@ def test_what_is_known_less_of_a_token_makes_no_claim_stronger(token: Token) -> 
         assert no_stronger(decide(less), before), less
 
 
+@given(tokens())
+def test_what_came_back_as_other_kv_is_read_at_most(token: Token) -> None:
+    """As many bytes at rest as were read are no proof against what came back."""
+    now, before = decide(token._replace(unequal=True)), decide(token)
+    assert no_stronger(now, before) or now.end == token.unfinished
+    if now.name == SAVED and not token.proved:
+        assert now.grade <= Grade.READ
+
+
 @given(tokens(), st.randoms(use_true_random=False))
 def test_the_order_of_the_evidence_does_not_matter(token: Token, chance: random.Random) -> None:
     shuffled = list(token.stores)

@@ -317,6 +317,42 @@ def test_what_a_connector_leaves_out_is_its_choice(monkeypatch: pytest.MonkeyPat
     assert "whole-units" in failed(answers(Lost(), monkeypatch))
 
 
+def test_how_many_loads_it_takes_at_a_time_is_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OneAtATime(Connector):
+        def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
+            self.first = requests[0].id
+            return super().ask(requests, patience)
+
+        def offered(self, request: RequestToMake) -> int:
+            return super().offered(request) if request.id == self.first else 0
+
+    assert not failed(answers(OneAtATime(), monkeypatch))
+    assert "concurrent" in failed(answers(OneAtATime(), monkeypatch, all_units=True))
+
+
+def test_what_the_engines_own_cache_had_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that were not given back once: it can't be emptied any more."""
+
+    class Leaks(Connector):
+        rests = 0
+
+        def reset(self, patience: float) -> bool | None:
+            self.rests += 1
+            return self.rests < 2
+
+        def _one(self, request: RequestToMake) -> Reply:
+            reply = super()._one(request)
+            number = int(request.id.rpartition("-")[2])
+            seen = self.seen[number]
+            if self.rests > 1 and seen.accepted:
+                self.seen[number] = replace(
+                    seen, local=seen.accepted, offered=None, accepted=0, ends={}, proved=0, compared=0
+                )
+            return reply
+
+    assert failed(answers(Leaks(), monkeypatch)) == {"blocks-given-back"}
+
+
 def test_what_is_asked_before_it_can_be_written_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     class SecondUse(Connector):
         """It takes a prompt when it is asked a second time, and writes by the next rest."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import pytest
 from hypothesis import given, settings
 
 from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.drive import Driver, Job
+from kvtrace.verify.engine import Reply, RequestToMake
+from kvtrace.verify.evidence import Evidence
 from kvtrace.verify.judge import workloads as asked_of
 from kvtrace.verify.observed import EngineFacts
 from kvtrace.verify.registry import PROPERTIES
@@ -16,12 +22,13 @@ FACTS = EngineFacts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=
 
 
 def test_a_workload_is_what_its_text_says() -> None:
-    workload = parse("a96 b64&c64b3@x*8 ; restart a96! d5^")
+    workload = parse("a96 b64&c64b3@x*8 ; restart a96! d5^ a96+*2")
     first, second = workload.rounds
     assert [len(batch) for batch in first.batches] == [1, 2] and second.act == "restart"
     together = first.batches[1][1]
     assert (together.length, together.salt, together.generate) == (67, "x", 8)
     assert second.batches[0][0].leaves and second.batches[1][0].preempted
+    assert second.batches[2][0].goes_on and not first.batches[0][0].goes_on
     assert parse(workload.text) == workload
 
 
@@ -42,6 +49,23 @@ def test_prompts_share_exactly_what_their_pieces_share() -> None:
     one, other = (streams.tokens("p", prompt) for prompt in parse("a40b9 a64").prompts)
     assert one[:40] == other[:40] and one[40:] != other[40:49]
     assert all(FIRST_TOKEN <= token <= LAST_TOKEN for token in (*one, *other))
+
+
+def test_a_prompt_that_goes_on_has_its_answer_behind_it() -> None:
+    class Engine:
+        made: ClassVar[list[RequestToMake]] = []
+
+        def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
+            self.made += requests
+            return [Reply(tuple(range(one.generate))) for one in requests]
+
+        def gone(self) -> str:
+            return ""
+
+    driver = Driver(Engine(), Streams(7), lambda: Evidence(None, {}))  # type: ignore[arg-type]
+    driver.run([Job("one", parse("a9*3 b9*2 a9+*4")), Job("two", parse("a9+"))])
+    first, _, on, alone = (one.tokens for one in Engine.made)
+    assert on == [*first, 0, 1, 2] and len(alone) == 9
 
 
 def test_other_names_and_seeds_have_other_tokens() -> None:

@@ -14,8 +14,8 @@ CAUSE = Cause(
     meaning="The KV was read, and nothing of it, or much less than was read, came to rest.",
     seen_as=(
         "Files were opened for it and none ever held a byte: a fault. Or the files together got less than "
-        "nine tenths of the bytes that were read: narrower numbers, compression and a loss look alike from "
-        "outside, so this is a choice to confirm."
+        "nine tenths of the bytes that were read: narrower numbers, compression, a part kept in memory and a "
+        "loss look alike from outside, so this is a choice to confirm."
     ),
     remedy=(
         "Flush and close what is written before the save counts as done; write to a temporary "
@@ -39,11 +39,11 @@ def rule(case: Case) -> Results:
     narrower = list(sizes.narrower(case))
     if narrower and not (case.run.exceptions or case.run.swallowed):  # else that is why
         missing = sum(map(sizes.never_came, narrower))
-        amount = f": those of about {plural(missing, 'token')} are missing" if missing else ""
+        amount = f": those of about {plural(missing, 'token')} came to no file" if missing else ""
         yield case.finding(
             CAUSE,
-            f"Fewer bytes came to rest than were read{amount}. Is that meant: narrower numbers, or "
-            "compression?",
+            f"Fewer bytes came to rest than were read{amount}. Is that meant: narrower numbers, "
+            "compression, or a part kept in memory?",
             severity=LIMIT,
             evidence=[sizes.in_words(one) for one in narrower[:3]],
             headline="fewer bytes came to rest than were read",

@@ -66,12 +66,14 @@ class Contents:
     Attributes:
         proved: positions whose load gave back what they compute to, and those that a later request got back
             so from the connector.
+        unequal: positions of which another's KV, or nobody's, came back to whoever asked for these tokens.
         blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared", "altered".
         written: requests into whose slots something was seen to be written.
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
     proved: Mapping[int, Sequence[Proved]] = field(default_factory=dict)
+    unequal: Mapping[int, Sequence[Proved]] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
 
@@ -99,6 +101,7 @@ def compare(
         shapes[one.shape].append(one)
     wrong: dict[int, list[Wrong]] = defaultdict(list)
     proved: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    unequal: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     blocks: Counter[str] = Counter()
     same_before = remaining(workers, places) if places is not None else set()
     alone = unwritten_blocks(workers, places, written) if places is not None else {}
@@ -117,13 +120,19 @@ def compare(
                 )
             if found:
                 wrong[block.row].append(found)
-    by_row: dict[int, list[Proved]] = defaultdict(list)
-    for (row, pairs), intervals in proved.items():
-        by_row[row].append((pairs, tuple(union(intervals))))
+                for row in prefixes.sharing(block.row, block.end) if not found.unwritten else ():
+                    unequal[row, judge.pairs_of(row)].append((block.start, block.end))
     _altered(wrong, blocks)
     if places is not None:
         _look_later(wrong, held_later(workers, places), requests)
-    return Contents(wrong, by_row, blocks, frozenset(written))
+    return Contents(wrong, _by_row(proved), _by_row(unequal), blocks, frozenset(written))
+
+
+def _by_row(found: Mapping[tuple[int, int], Sequence[Interval]]) -> Mapping[int, Sequence[Proved]]:
+    by_row: dict[int, list[Proved]] = defaultdict(list)
+    for (row, pairs), intervals in found.items():
+        by_row[row].append((pairs, tuple(union(intervals))))
+    return by_row
 
 
 def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:
@@ -327,8 +336,9 @@ class _Judge:
             if self._requests[one.row].salt != self._requests[block.row].salt:
                 continue  # equal tokens have other digests there: it may be the same prompt
             same = self._prefixes.digest(one.row, block.end) == digest != 0
+            begins = self._prefixes.digest(block.row, one.end) == own != 0
             other = f"another prompt ({self._requests[one.row].id})"
-            whose = "the same prompt" if one.row == block.row or same else other
+            whose = "the same prompt" if one.row == block.row or same or begins else other
             of_whom = f"tokens {one.start}-{one.end} of {whose}"
             return f"tokens {block.start}-{block.end} hold what {of_whom} computed to"
         return None

@@ -146,8 +146,9 @@ def _way(
     row: int, request: Request, pairs: Pairs, evidence: SaveEvidence, load: Arrived | None
 ) -> PositionsEvidence:
     reuse = reuse_of(request, load.lost if load else {})
-    unfinished, proved = evidence.unfinished.get(row, {}), evidence.proved.get(row, ())
-    return PositionsEvidence(row, request, pairs, reuse, unfinished, evidence.unknown, load, proved)
+    unfinished = evidence.unfinished.get(row, {})
+    back = evidence.proved.get(row, ()), evidence.unequal.get(row, ())
+    return PositionsEvidence(row, request, pairs, reuse, unfinished, evidence.unknown, load, *back)
 
 
 def _entries(requests: Sequence[Request]) -> pd.DataFrame:
@@ -344,7 +345,7 @@ def _differing(way: PositionsEvidence) -> list[Array]:
     differing += [pairs.calls[step] for step in stores]
     void = np.array([call.void for call in pairs.kinds], dtype=np.int64)
     differing += [void[pairs.calls[read.step]] for read in reads if read.step in pairs.calls]
-    sets = [read.pairs for read in reads] + [proved for proved, _ in way.proved]
+    sets = [read.pairs for read in reads] + [back for back, _ in (*way.proved, *way.unequal)]
     sets += [*way.reuse.lost.values(), *pairs.misread.get(way.row, {}).values()]
     for members in dict.fromkeys(sets):
         differing.append(np.array([members >> pair & 1 for pair in range(n)], dtype=np.int64))

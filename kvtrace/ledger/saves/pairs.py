@@ -46,6 +46,8 @@ class SaveEvidence:
     proved: Mapping[int, Sequence[tuple[int, tuple[Interval, ...]]]] = field(default_factory=dict)
     """Row of a request -> (pairs, a bit each; positions) that came back, in this or a later request, with the
     KV that was computed."""
+    unequal: Mapping[int, Sequence[tuple[int, tuple[Interval, ...]]]] = field(default_factory=dict)
+    """The same of what came back as other KV."""
     given_away: frozenset[str] = frozenset()
     """Spools of workers whose KV may be copied out of sight: its address was given out, or it was handed to
     native code that is not known."""

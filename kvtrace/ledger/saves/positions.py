@@ -66,7 +66,8 @@ class PositionsEvidence:
     unfinished: Mapping[str, SaveEnd]  # as in Evidence, of this request
     unknown: Steps  # steps of which it is not known what they stored
     load: Arrived | None = None
-    proved: Sequence[tuple[int, tuple[Interval, ...]]] = ()  # as in Evidence, of this request
+    proved: Sequence[tuple[int, tuple[Interval, ...]]] = ()  # as in SaveEvidence, of this request
+    unequal: Sequence[tuple[int, tuple[Interval, ...]]] = ()
 
     def load_grade(self, end: LoadEnd) -> Grade:
         return self.load.grade(end) if self.load else Grade.DECLARED
@@ -111,7 +112,7 @@ class Token(NamedTuple):
         load: how its load ended, and how well that is seen; None where the connector was not to bring it.
         stores: the reads of it, and the calls that were to store it, whatever they came to.
         unfinished: how an asynchronous save of it ended, where not well.
-        proved: it came back with the KV that was computed.
+        proved: it came back with the KV that was computed. unequal: other KV came back for it.
         local: it was in the GPU's own prefix cache.
         computed: a step of the trace computed it, which went so; None where none did.
         stale: its slot was read before it was computed.
@@ -123,6 +124,7 @@ class Token(NamedTuple):
     stores: tuple[StoreResult, ...] = ()
     unfinished: SaveEnd | None = None
     proved: bool = False
+    unequal: bool = False
     local: bool = False
     computed: StepState | None = StepState.RAN
     stale: bool = False
@@ -169,6 +171,8 @@ def _best_saved(one: StoreResult) -> tuple[int, str]:
 
 def _saved(token: Token, store: StoreResult) -> Outcome:
     grade = Grade.PROVED if token.proved else store.grade
+    if token.unequal and not token.proved:  # as many bytes, but not these: the proof by return comes first
+        grade = min(grade, Grade.READ)
     # What is at rest is saved, whether the scheduler ever hears of it or not.
     if token.unfinished == SaveEnd.PENDING and grade < Grade.WRITTEN:
         return _PENDING
@@ -211,7 +215,8 @@ class _InPair:
         for key, parts in self._declared(union(part for of in self._stores.values() for part in of)).items():
             self._stores[key] += parts
         self._stores = {key: found for key, parts in self._stores.items() if (found := union(parts))}
-        self._proved = union(part for pairs, parts in way.proved if pairs >> pair & 1 for part in parts)
+        self._proved = _in_pair(way.proved, pair)
+        self._unequal = _in_pair(way.unequal, pair)
         self._early = _named_early(way.request)
         self._load = self._of_load()
         # Decode steps name no request: all steps of its life count.
@@ -289,8 +294,9 @@ class _InPair:
         marks = {0, request.computed, min(request.prompt, request.computed)}
         load = [(a, b) for a, b, _ in self._load]
         chunks = [(chunk.start, chunk.end) for chunk in request.chunks]
-        known = (reuse.local, self._stale, self._early, self._proved, load, chunks, request.generated)
-        for intervals in (*known, *self._stores.values()):
+        known = (reuse.local, self._stale, self._early, load, chunks, request.generated)
+        back = (self._proved, self._unequal)
+        for intervals in (*known, *back, *self._stores.values()):
             for interval in intervals:
                 marks.update(interval)
         return sorted(mark for mark in marks if 0 <= mark <= request.computed)
@@ -321,6 +327,7 @@ class _InPair:
             stores=tuple(store for store, parts in self._stores.items() if covers(parts, at)),
             unfinished=way.unfinished.get("") or way.unfinished.get(way.pairs.spool(self._pair)),
             proved=covers(self._proved, at),
+            unequal=covers(self._unequal, at),
             local=covers(way.reuse.local, at),
             computed=state if chunk >= 0 or generated else None,
             stale=covers(self._stale, at),
@@ -341,6 +348,10 @@ class _InPair:
             return Blind.METADATA_UNREAD, False
         watched = all(one.step in way.pairs.settled for one in request.chunks if one.step >= step)
         return (Blind.NAMED_EARLY if not watched and covers(self._early, at) else Blind.NO), watched
+
+
+def _in_pair(back: Sequence[tuple[int, tuple[Interval, ...]]], pair: int) -> list[Interval]:
+    return union(part for pairs, parts in back if pairs >> pair & 1 for part in parts)
 
 
 def _named_early(request: Request) -> list[Interval]:

@@ -91,7 +91,8 @@ def accounts(trace: TracedSpool, rest: RestFile) -> Accounts:
     files = _Files(trace, rest)
     slots = rows.columns(rows.SlotsTouched, trace.slots)
     indexes = sorted(set(np.unique(rows.detail(slots.head)).tolist()) - {0})
-    found = [_of_connector(trace, files, index, alone=len(indexes) == 1) for index in indexes]
+    reads = set(rows.detail(slots.head[rows.flags(slots.head) & Flag.STORE != 0]).tolist()) & {*indexes}
+    found = [_of_connector(trace, files, index, alone=(reads or {*indexes}) == {index}) for index in indexes]
     totals = tuple(total for _, total in found)
     put = {total.connector for total in totals if any(total.places.values())}
     return Accounts(
@@ -105,13 +106,14 @@ def accounts(trace: TracedSpool, rest: RestFile) -> Accounts:
 
 
 class _StoreFile:
-    """What came under one name, or several. ``end``: its size in bytes when the run was over."""
+    """What came under one name, or several. ``end``: its size in bytes when the run was over. ``came``: bytes
+    that were written to it in all, as far as that was seen; ``before``: what it held then."""
 
-    __slots__ = ("database", "emptied", "end", "names", "removed", "replaced", "size")
+    __slots__ = ("before", "came", "database", "emptied", "end", "names", "removed", "replaced", "size")
 
-    def __init__(self, name: str) -> None:
-        self.names = {name}
-        self.size = self.end = 0
+    def __init__(self, name: str, before: int) -> None:
+        self.names, self.before = {name}, before
+        self.size = self.end = self.came = 0
         self.emptied = False
         """It is there, and holds nothing any more."""
         self.replaced = False
@@ -126,6 +128,22 @@ class _StoreFile:
         """By the connector itself. Of a file that is gone, and that nobody was seen to take away, nothing is
         known: it may have another name."""
         return self.removed or self.emptied
+
+    @property
+    def keeps(self) -> bool:
+        """What came into it is there at the end. Where it holds less than came, some was written over, and of
+        none it can be told."""
+        return not self.replaced and self.came * _LEAST <= self.end
+
+    @property
+    def grew(self) -> int:
+        """Bytes that came into it at least: where a write was not seen, its size tells."""
+        return max(self.came, self.end - self.before)
+
+    @property
+    def held(self) -> int:
+        """Bytes of what came that are there at the end, at most."""
+        return 0 if self.replaced else min(self.grew, self.end)
 
 
 class _Write(NamedTuple):
@@ -151,6 +169,7 @@ class _Files:
                 self._named(name, trace.names.get(row.size, ""), bool(rows.flags(row.head) & Flag.REPLACED))
             elif way != Way.SOCKET:
                 file = self._written(name, row)
+                file.came += max(0, row.bytes)
                 self.writes[at] = _Write(file, row.bytes)
         resting = {one.path: one for one in rest.files}
         for file in {id(write.file): write.file for write in self.writes.values()}.values():
@@ -164,7 +183,7 @@ class _Files:
         if file is None or rows.flags(row.head) & Flag.FIRST:
             if file is not None:
                 file.replaced = True
-            file = self._now[name] = _StoreFile(name)
+            file = self._now[name] = _StoreFile(name, max(0, row.size - max(0, row.bytes)))
         file.database |= rows.code(row.head) == Way.SQLITE
         file.size = max(0, row.size)
         return file
@@ -215,16 +234,12 @@ class _Group:
         """Bytes as they came to files."""
         return sum(max(0, one.amount) for one in self.writes)
 
-    @property
-    def at_end(self) -> int:
-        """Bytes of these that are there at the end."""
-        return sum(min(max(0, one.amount), one.file.end) for one in self.writes if not one.file.replaced)
-
     def account(self) -> Account:
         if self.unknown or not self.read:
             return Account.OPEN
         stays = not any(one.file.removed or one.file.database for one in self.writes)
-        if stays and _accounts_for(self.at_end, self.read):
+        there = sum(one.amount for one in self.writes if one.amount > 0 and one.file.keeps)
+        if stays and _accounts_for(there, self.read):
             return Account.WRITTEN
         own = [one.file for one in self.writes if one.amount]
         if _accounts_for(self.written, self.read) and own and all(file.lost for file in own):
@@ -246,7 +261,7 @@ def _accounts_for(written: float, read: float) -> bool:
 
 
 def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) -> tuple[_Found, OutsideBytes]:
-    """``alone``: what was done for no known connector is this one's."""
+    """``alone``: no other one reads KV to store: what was done for no known connector is this one's."""
     groups: dict[int, _Group] = defaultdict(_Group)
     steps: dict[int, int] = {}
     _read(trace, index, groups, steps)
@@ -269,8 +284,8 @@ def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) ->
         trace.spool,
         index,
         round(sum(one.read for one in every)),
-        sum(one.written for one in every) if told else None,
-        sum(one.at_end for one in every) if told else None,
+        sum(file.grew for file in own.values()) if told else None,
+        sum(file.held for file in own.values()) if told else None,
         round(sum(one.read for call, one in groups.items() if found.get(call, _OPEN)[0] == Account.WRITTEN)),
         round(sum(trace.slot_bytes.values())),
         places,

@@ -5,11 +5,13 @@ from __future__ import annotations
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, not_applicable, not_observed, proved
 from kvtrace.verify.observed import Asked, EngineFacts, Observed
-from kvtrace.verify.properties.sizes import fits, twice, unit, units, usual
+from kvtrace.verify.properties.sizes import ROOM, fits, twice, unit, units, usual
 from kvtrace.verify.property import Property
 from kvtrace.words import plural
 
 _STREAMS = "abcdefghijklmnopqrstuvwxyz"
+_LONGEST_ANSWER = 512
+"""Tokens: longer ones take too long on a large model."""
 
 
 def _units(own: list[Asked], what: Observed) -> Verdict:
@@ -90,11 +92,12 @@ def _chunked(facts: EngineFacts) -> str:
 
 
 def _concurrent(facts: EngineFacts) -> str:
+    """Saved together, loaded alone, loaded together."""
     number = max(2, min(6, facts.seqs or 6))
     n, one = usual(facts), unit(facts)
     lengths = [n - at % 3 * one if n > 3 * one else n for at in range(number)]
     together = "&".join(f"{name}{length}" for name, length in zip(_STREAMS, lengths, strict=False))
-    return twice(f"{together} {together.replace('&', ' ', 1)}")
+    return f"{together} ; {together.replace('&', ' ')} ; {together}"
 
 
 def _repeated(facts: EngineFacts) -> str:
@@ -114,8 +117,12 @@ def _extended(facts: EngineFacts) -> str:
 
 
 def _preempt(facts: EngineFacts) -> str:
-    n = usual(facts)
-    return f"a{n}*12^ ; a{n}*12"
+    """Asked on after an answer that fills a unit: its blocks are filled after the request came back."""
+    n = min(usual(facts), facts.longest - ROOM - 2 * unit(facts))
+    if n < unit(facts) or unit(facts) > _LONGEST_ANSWER:
+        n = usual(facts)
+        return f"a{n}*12^ ; a{n}*12"
+    return f"a{n}*{unit(facts) + 1}^ ; a{n}*12 ; a{n}+"
 
 
 def _abort(facts: EngineFacts) -> str:

@@ -85,9 +85,10 @@ def _equal(own: list[Asked], what: Observed) -> Verdict:
     compared = sum(one.seen.compared for one in what.loads if one.seen)
     if not proved_layers and not compared:
         return not_observed(f"what was loaded could not be compared ({count(total)} token-layers)")
+    others = "; of the others nothing is known" if proved_layers < total else ""
     return proved(
         f"{count(proved_layers)} of {count(total)} token-layers that were loaded are what these tokens "
-        "computed to, bit by bit; of the others nothing is known",
+        f"computed to, bit by bit{others}",
         numbers=numbers,
     )
 
