@@ -246,6 +246,22 @@ def test_other_numbers_fail_only_where_they_are_far(
     assert {"comes-back-equal", "outputs", "concurrent"} <= failed(answers(Altered(), monkeypatch))
 
 
+def test_what_nobody_compared_is_judged_by_its_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of an answer: the others are equal, number by number."""
+
+    class LastBlock(Connector):
+        def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
+            wrong = 32 if loaded > 64 else 0
+            return {LoadEnd.LOADED: (loaded - wrong) * PAIRS, LoadEnd.WRONG: wrong * PAIRS} if loaded else {}
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            equal = max(0, loaded - 32)
+            errors = {"layers.0": LayerError(0.0, 0.0)} if loaded else {}
+            return {"proved": equal * PAIRS, "compared": equal // 32, "errors": errors}
+
+    assert {"comes-back-equal", "concurrent", "preempted"} <= failed(answers(LastBlock(), monkeypatch))
+
+
 def test_a_load_that_does_not_arrive_is_a_broken_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     class Half(Connector):
         def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
@@ -399,7 +415,7 @@ def test_an_engine_that_ends_is_a_failure_of_what_ended_it(monkeypatch: pytest.M
         dead = False
 
         def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
-            self.dead = self.dead or any(len(one.tokens) > FACTS.budget + 40 for one in requests)
+            self.dead = self.dead or any(len(one.tokens) > 2 * FACTS.budget for one in requests)
             if self.dead:
                 return [Reply(error="HTTP 500") for _ in requests]
             return super().ask(requests, patience)
@@ -423,7 +439,7 @@ def test_a_load_that_ends_the_engine_is_told_once(monkeypatch: pytest.MonkeyPatc
         def _one(self, request: RequestToMake) -> Reply:
             loaded = self.offered(request)
             reply = super()._one(request)
-            if not loaded or len(request.tokens) <= FACTS.budget + 40:
+            if not loaded or len(request.tokens) <= 2 * FACTS.budget:
                 return reply
             self.dead = True
             number = int(request.id.rpartition("-")[2])

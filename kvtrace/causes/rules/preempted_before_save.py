@@ -55,10 +55,10 @@ def rule(case: Case) -> Results:
     yield case.finding(
         CAUSE,
         f"{capital(of_all(len(rows), len(preempted), 'preempted request'))} lost tokens: they were "
-        "computed, preempted, and not offered again.",
+        "preempted, and not all of their tokens were offered again.",
         evidence=[
             f"{plural(sum(r.preemptions for r in rows), 'preemption')} of {plural(len(rows), 'request')}; "
-            f"{count(stored)} of them were offered after it, {count(len(rows) - stored)} none",
+            f"tokens of {count(stored)} of them were offered after it",
             *offered_of_others(case, rows, "preempted"),
             f"at most {engine.facts.max_num_seqs or 0} sequences at once (--max-num-seqs)",
         ],

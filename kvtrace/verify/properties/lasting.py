@@ -69,7 +69,7 @@ def _damaged(own: list[Asked], what: Observed) -> Verdict:
         )
     if what.held:
         return failed("blocks were not given back", case=later[0].case)
-    return proved(f"{plural(len(later), 'answer')} are right all the same")
+    return proved(f"of {plural(len(later), 'answer')} each is right all the same")
 
 
 def _cannot(own: list[Asked], what: Observed) -> Verdict:

@@ -10,8 +10,8 @@ from kvtrace.verify.property import Property
 from kvtrace.words import plural
 
 _STREAMS = "abcdefghijklmnopqrstuvwxyz"
-_LONGEST_ANSWER = 512
-"""Tokens: longer ones take too long on a large model."""
+_LONGEST_ANSWER = 256
+"""Tokens: longer ones take too long on a large model, and of shorter ones the engine is done too soon."""
 
 
 def _units(own: list[Asked], what: Observed) -> Verdict:
@@ -117,12 +117,12 @@ def _extended(facts: EngineFacts) -> str:
 
 
 def _preempt(facts: EngineFacts) -> str:
-    """Asked on after an answer that fills a unit: its blocks are filled after the request came back."""
-    n = min(usual(facts), facts.longest - ROOM - 2 * unit(facts))
-    if n < unit(facts) or unit(facts) > _LONGEST_ANSWER:
-        n = usual(facts)
+    """Asked on after an answer that fills units: its last blocks are filled after the request came back."""
+    n = usual(facts)
+    answer = min(_LONGEST_ANSWER, facts.longest - ROOM - n) // unit(facts) * unit(facts)
+    if not answer:
         return f"a{n}*12^ ; a{n}*12"
-    return f"a{n}*{unit(facts) + 1}^ ; a{n}*12 ; a{n}+"
+    return f"a{n}*{answer}^ ; a{n}+ ; a{n}*12"
 
 
 def _abort(facts: EngineFacts) -> str:

@@ -126,7 +126,7 @@ def _outputs(own: list[Asked], what: Observed) -> Verdict:
         "a tie, in logprobs": round(judging.tie(what), 6),
     }
     if not other:
-        says = f"{plural(len(compared), 'answer')} are those of {beside}"
+        says = f"of {plural(len(compared), 'answer')} each is that of {beside}"
         asked = {one.number for one in compared}
         wrong = [one for one in what.loads if one.number not in asked and judging.bad_ends(one, what)]
         if wrong:  # those that a wrong load may have changed
