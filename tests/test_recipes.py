@@ -183,7 +183,7 @@ def test_a_property(copy: Copy) -> None:
 
 def test_a_hook(copy: Copy, tmp_path: Path) -> None:
     copy.follow("A connector hook")
-    assert "- 23: `finish_forward`" in (copy.root / "kvtrace" / "trace" / "records.md").read_text(
+    assert "- 99: `finish_forward`" in (copy.root / "kvtrace" / "trace" / "records.md").read_text(
         encoding="utf-8"
     )
     # the proxy wraps it, and its calls are recorded
@@ -201,7 +201,7 @@ def test_a_hook(copy: Copy, tmp_path: Path) -> None:
         connector = Mine()
         connector = traced(connector, Role.WORKER, "Mine")
         assert "finish_forward" in vars(type(connector)) and connector.finish_forward() == "done"
-        assert hooks.name_of(23) == "finish_forward"
+        assert hooks.name_of(99) == "finish_forward"
         """
     )
     step = "step = sim.step([], tokens=1)\nsim.hook(0, 'finish_forward', step)"
@@ -229,12 +229,13 @@ def test_an_export_format(copy: Copy, tmp_path: Path) -> None:
     run, place = str(tmp_path / "0"), tmp_path / "out"
     assert "events" in copy.kvtrace("export", run, "--format", "jsonl", "-o", str(place))
     copy.kvtrace("export", run, "--format", "csv", "-o", str(tmp_path / "csv"))
-    for name in ("events", "steps", "requests", "ledger"):
+    for name in ("events", "steps", "requests", "ledger", "findings"):
         lines = (place / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
         table = (tmp_path / "csv" / f"{name}.csv").read_text(encoding="utf-8").splitlines()
-        assert len(lines) == len(table) - 1 > 0 and all(json.loads(line) for line in lines)
+        assert len(lines) == len(table) - 1 and all(json.loads(line)["run"] for line in lines)
+        assert lines or name == "findings"
     assert "jsonl" in copy.run("-m", "kvtrace", "export", run, "--format", "jsonx", code=2).stderr
-    assert "perfetto|parquet|csv|jsonl" in copy.kvtrace("export", "--help")
+    assert "jsonl" in copy.kvtrace("export", "--help")
 
 
 def test_a_native_copy(copy: Copy) -> None:

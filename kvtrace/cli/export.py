@@ -8,12 +8,13 @@ import typer
 
 from kvtrace.cli.output import emit
 from kvtrace.cli.progress import progress_bar
+from kvtrace.export.write import BY_NAME, Destination
 
 
 def export(
     path: str = typer.Argument(..., metavar="PATH", help="A run directory of kvtrace run."),
     format: str = typer.Option(
-        ..., "--format", metavar="perfetto|parquet|csv", help="A timeline, or tables (docs/export.md)."
+        ..., "--format", metavar="|".join(BY_NAME), help="A timeline, or tables (docs/export.md)."
     ),
     output: str | None = typer.Option(
         None, "-o", "--output", metavar="PLACE", help="File (perfetto) or directory to write."
@@ -27,7 +28,6 @@ def export(
     from kvtrace.errors import KvtraceError
     from kvtrace.export.run import open_run
     from kvtrace.export.selection import Wanted, parse_steps
-    from kvtrace.export.write import BY_NAME, Destination
 
     chosen = BY_NAME.get(format)
     if chosen is None:

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvtrace.errors import KvtraceError
 from kvtrace.export.folder import Output, into_file, into_folder
-from kvtrace.export.run import Opened
-from kvtrace.ledger import Progress
 from kvtrace.words import count, plural, size
 
-_Write: TypeAlias = Callable[[Opened, Output, Progress], dict[str, int]]
+if TYPE_CHECKING:  # the command line's help names the formats: nothing large is loaded for that
+    from kvtrace.export.run import Opened
+    from kvtrace.ledger import Progress
+
+    _Write: TypeAlias = Callable[[Opened, Output, Progress], dict[str, int]]
 
 
 @dataclass(frozen=True)

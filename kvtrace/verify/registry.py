@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from kvtrace.verify.properties import askers, conduct, lasting, shapes, transfer
+from importlib import import_module
+
 from kvtrace.verify.property import FULL, Property
 
-PROPERTIES: tuple[Property, ...] = (
-    *transfer.PROPERTIES,
-    *shapes.PROPERTIES,
-    *askers.PROPERTIES,
-    *conduct.PROPERTIES,
-    *lasting.PROPERTIES,
+ORDER = (
+    "transfer",
+    "shapes",
+    "askers",
+    "conduct",
+    "lasting",
+)
+"""Files of ``kvtrace/verify/properties/``."""
+PROPERTIES: tuple[Property, ...] = tuple(
+    one for name in ORDER for one in import_module(f"kvtrace.verify.properties.{name}").PROPERTIES
 )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import types
+from dataclasses import replace
 
 import pytest
 
 from kvtrace.agent.facts.connector_facts import answers_alike, resolves
+from kvtrace.agent.hooks import hook_records
 from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.wrap.hooked import Hooked
 from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role
@@ -114,6 +117,13 @@ def test_what_a_hooks_record_says_is_the_same_by_each_way(trace):
         said.append([(code(w[:1])[0], flags(w[:1])[0], *w[3:].tolist()) for w in rows])
     assert said[0] == said[1]
     assert len(said[0]) == 11
+
+
+def test_a_hook_whose_record_says_no_more_may_have_arguments(trace):
+    hook = replace(hooks.WAIT_SAVE, name="other", code=99, needs=((0, "layer_name"),))
+    record = hook_records.recorder(Hooked(hook, Role.WORKER, 1))
+    record(1, 2, object(), None, "layer")
+    assert len(trace.calls(hook)) == 1
 
 
 def test_tracing_twice_changes_nothing_more(trace):

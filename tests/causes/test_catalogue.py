@@ -9,6 +9,7 @@ from pathlib import Path
 from kvtrace.causes import outcomes
 from kvtrace.causes.claims import Turn
 from kvtrace.causes.registry import CATALOGUE, CLAIMS, ORDER, RULES
+from kvtrace.labels import LABELS
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.render.cause import cause_page
 from kvtrace.render.markdown import markdown
@@ -83,6 +84,10 @@ def test_claims_are_asked_in_this_order() -> None:
         Turn.LAST: ["metadata-has-no-store"],
         Turn.READ: ["hook-raised", "exception-swallowed"],
     }
+
+
+def test_what_a_cause_of_tokens_is_called_in_a_few_words() -> None:
+    assert {cause.id for cause in CATALOGUE.values() if cause.ledger} <= LABELS.keys()
 
 
 def test_each_end_of_a_save_has_one_cause() -> None:

@@ -20,6 +20,7 @@ from kvtrace.export.events import EXPORTED
 from kvtrace.export.run import open_run
 from kvtrace.export.selection import Wanted, parse_layers, parse_steps
 from kvtrace.export.tables import EVENTS, PARTITIONS, TABLES
+from kvtrace.export.write import BY_NAME as FORMATS
 from kvtrace.report.build import build_report
 from kvtrace.trace import rows
 from kvtrace.trace.format import Kind
@@ -197,7 +198,7 @@ def test_times_of_one_host_are_on_one_clock(tmp_path: Path) -> None:
     assert _clock(known, "a", 3_000_000_000) == 3_000_000_000  # another machine of that name
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "perfetto"])
+@pytest.mark.parametrize("kind", sorted(FORMATS))
 def test_a_header_with_impossible_numbers_is_no_obstacle(shell: Shell, tmp_path: Path, kind: str) -> None:
     run = tmp_path / "run"
     header = {"pid": 10**30, "ppid": 1, "role": "scheduler", "perf_ns": -(10**40), "wall_ns": 10**40}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -19,6 +21,8 @@ from kvtrace.verify.shrink import workloads
 from kvtrace.verify.workload import FIRST_TOKEN, LAST_TOKEN, Streams, parse
 
 FACTS = EngineFacts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=64)
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_workload_is_what_its_text_says() -> None:
@@ -90,6 +94,15 @@ def test_every_property_asks_what_can_be_read(facts: EngineFacts) -> None:
         text = one.workload(facts)
         if text:
             assert parse(text).text == " ".join(text.split()), one.id
+
+
+def test_every_property_is_in_the_docs_and_in_the_accuracy_table() -> None:
+    docs = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+    table = runpy.run_path(str(ROOT / "tests" / "accuracy" / "harness" / "verified.py"))["GROUPS"]
+    counted = {name for names in table.values() for name in names}
+    for one in PROPERTIES:
+        assert f"`{one.id}`" in docs or f"`{one.id.removeprefix('store')}`" in docs, one.id
+        assert one.id in counted, one.id
 
 
 def test_prompts_that_do_not_fit_are_left_out_and_no_others() -> None:

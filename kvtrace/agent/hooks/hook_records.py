@@ -68,7 +68,7 @@ def recorder(hooked: Hooked) -> Record:
     side = AGENT.worker if role == Role.WORKER else AGENT.scheduler
     threads = AGENT.threads
 
-    def plain(t0: int, t1: int, connector: Any, result: Any) -> None:
+    def plain(t0: int, t1: int, connector: Any, result: Any, *given: Any) -> None:
         try:
             AGENT.add((head | threads[get_ident()] << 48, t0, t1, side.step, 0, -1, -1, 0))
         except Exception:

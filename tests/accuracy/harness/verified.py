@@ -15,7 +15,9 @@ GROUPS = {
     "transfer": ("transfers",),
     "returns-equal": ("comes-back-equal",),
     "whole-units": ("whole-units",),
-    "right-asker": ("nobody-else", "other-salt", "other-adapter", "other-image", "ranks-apart"),
+    "right-asker": (
+        "nobody-else", "other-salt", "other-adapter", "other-model", "other-image", "ranks-apart",
+    ),
     "outputs": ("outputs",),
     "lookups-agree": ("lookups-agree",),
     "workloads": (
