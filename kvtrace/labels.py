@@ -52,7 +52,7 @@ LABELS: dict[str, str] = {
     "lookup-clamped": "found, not taken",
     "load-failed": "the load failed",
     "load-not-injected": "accepted, never written",
-    "loaded-partly": "accepted, partly written",
+    "loaded-partly": "accepted, of loads written in part",
     "load-after-use": "used before it arrived",
     "kv-load-wrong": "loaded with wrong KV",
     "load-never-finished": "the load never finished",

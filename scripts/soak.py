@@ -140,8 +140,9 @@ class Traffic:
             body["stream_options"] = {"include_usage": True}
         headers = {"Content-Type": "application/json", "X-Request-Id": ident}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        self._note(ident, Sent(_NEVER_READ, length, 0))  # also where no answer comes in time
         if turn > 0.95:
-            return self._note(ident, Sent(_NEVER_READ, length, 0))
+            return False
         response = connection.getresponse()
         if response.status != 200:
             raise ValueError(f"status {response.status}: {response.read(200)!r}")

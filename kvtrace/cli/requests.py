@@ -33,7 +33,7 @@ def requests(
     verdict: str | None = typer.Option(
         None, "--verdict", metavar="ID", help="Only these: a cause's id, saved, partly-saved, loaded, ..."
     ),
-    sort: Sort = typer.Option(Sort.WORST, "--sort", help="worst: most tokens not saved."),
+    sort: Sort = typer.Option(Sort.WORST, "--sort", help="worst: not loaded, then not saved."),
     limit: int | None = typer.Option(None, "--limit", min=1, metavar="N", help="At most N."),
     format: Format[Any] = format_option(FORMATS),
     no_color: bool = NO_COLOR,

@@ -16,7 +16,7 @@ from kvtrace.story.locate import traced_directory
 Row = dict[str, Any]
 
 SORTS: dict[str, Callable[[Row], Any]] = {
-    "worst": lambda row: -row["not_saved"],
+    "worst": lambda row: 0,  # as they come
     "best": lambda row: -row["saved"],
     "prompt": lambda row: -row["prompt"],
     "arrival": lambda row: row["first_step"],

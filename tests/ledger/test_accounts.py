@@ -136,6 +136,13 @@ def test_what_the_connector_removes_or_empties_was_there_once() -> None:
     assert Run().read(1).write(1, "a", 256).told(a=0) == {1: Account.LOST_LATER}
 
 
+def test_what_a_compaction_moves_to_another_file_is_not_lost() -> None:
+    run = Run().read(1).write(1, "journal", 256).write(2, "segment", 256, step=2).named(2, "journal")
+    assert run.told(journal=None, segment=256) == {}
+    run = Run().read(1).write(1, "journal", 256).read(2, first=8).write(2, "a", 256).named(3, "journal")
+    assert run.told(journal=None, a=256) == {1: Account.LOST_LATER, 2: Account.WRITTEN}
+
+
 def test_a_databases_size_says_nothing_of_its_rows() -> None:
     """They are deleted, and others written in their place, in one call with those that made it grow."""
     run = Run().read(1).write(1, "db", 256, way=Way.SQLITE)

@@ -461,6 +461,12 @@ def test_other_numbers_in_every_block_are_a_choice(tmp_path: Path, comes: list[i
     assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
 
 
+def test_whose_loads_came_wrong_stands_before_whose_tokens_were_not_saved(tmp_path: Path) -> None:
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 7, 8]).run()
+    table = diagnose(run).requests
+    assert table["id"].tolist() == ["b", "a"] and "worst" not in table
+
+
 def test_where_nothing_was_compared_it_says_so(tmp_path: Path) -> None:
     said = diagnose(Cache(tmp_path).loads("b", [5, 6, 7, 9]).run())
     assert {"kv-load-wrong"} <= {one.id for one in said.not_observed}

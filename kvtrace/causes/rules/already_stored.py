@@ -115,17 +115,12 @@ def _seen(case: Case, request: CaseRequest) -> Grade:
 
 def _words(whole: Sequence[CaseRequest], unsure: int) -> tuple[str, str]:
     """Title and headline; whole: the requests of which nothing was loaded or offered."""
-    were = "was" if len(whole) == 1 else "were"
     if unsure:
         title = "Not stored again after an earlier save of the same tokens, of which it was not seen that it "
         title += "came to rest"
-        return (
-            title,
-            f"{plural(len(whole) or unsure, 'prompt')} {were} not stored again after an earlier save",
-        )
+        return title, "prompts were not stored again after an earlier save of the same tokens"
     title = "The connector holds these tokens already and does not store them again"
     if whole:
-        headline = f"{plural(len(whole), 'prompt')} that the connector holds already {were} computed again"
-        return title, headline
+        return title, "prompts that the connector holds already were computed again"
     headline = "the store holds them already: vLLM computes them behind a hit"
     return f"{title}: they are what a hit leaves to compute", headline

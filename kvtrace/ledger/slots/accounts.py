@@ -280,12 +280,18 @@ def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) ->
     told = not any(one.unknown or one.sent.total() for one in every)
     writes = [write for one in every for write in one.writes]
     own = {id(write.file): write.file for write in writes}
+    held = sum(file.held for file in own.values())
+    missing = max(0.0, sum(one.read for one in every) - held)
+    gone = [call for call, (account, _) in found.items() if account == Account.LOST_LATER]
+    if sum(groups[call].read for call in gone) * _LEAST > missing:
+        # More than can be missing: it lies in other files now, as after a compaction.
+        found = {call: one for call, one in found.items() if one[0] != Account.LOST_LATER}
     total = OutsideBytes(
         trace.spool,
         index,
         round(sum(one.read for one in every)),
         sum(file.grew for file in own.values()) if told else None,
-        sum(file.held for file in own.values()) if told else None,
+        held if told else None,
         round(sum(one.read for call, one in groups.items() if found.get(call, _OPEN)[0] == Account.WRITTEN)),
         round(sum(trace.slot_bytes.values())),
         places,
