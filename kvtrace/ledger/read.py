@@ -150,8 +150,7 @@ def _books(
     arrived = follow(accepted, engines, scans, seen.executed, slots, contents)
     evidence = SaveEvidence(
         executed=seen.executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
-        unequal=contents.unequal,
-        unfinished={save.request: save.unfinished for save in async_saves},
+        unequal=contents.unequal, unfinished={save.request: save.unfinished for save in async_saves},
         unknown=Steps(implied.unknown | cut_off(requests)),
         swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
     )  # fmt: skip

@@ -461,7 +461,7 @@ def test_other_numbers_in_every_block_are_a_choice(tmp_path: Path, comes: list[i
     assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
 
 
-def test_whose_loads_came_wrong_stands_before_whose_tokens_were_not_saved(tmp_path: Path) -> None:
+def test_requests_whose_loads_came_wrong_stand_first(tmp_path: Path) -> None:
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 7, 8]).run()
     table = diagnose(run).requests
     assert table["id"].tolist() == ["b", "a"] and "worst" not in table

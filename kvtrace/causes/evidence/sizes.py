@@ -9,15 +9,14 @@ from kvtrace.ledger.run import OutsideBytes
 from kvtrace.words import count, plural, size
 
 _LEAST, _MOST = 0.02, 0.9
-"""Bytes in files for one that was read: less is an index, a list of names; more is all of it."""
+"""Bytes in files for one that was read: what is removed of less is an index, a list of names; more is all."""
 
 
 def narrower(case: Case) -> Iterator[OutsideBytes]:
     """Connectors of which less came into files than they read, and that removed none: narrower numbers,
     compression, or a loss."""
     for one in case.run.outside:
-        less = one.came is not None and one.read and _LEAST <= one.came / one.read < _MOST
-        if less and not _removes(one):
+        if one.came and one.came < _MOST * one.read and not _removes(one):
             yield one
 
 
