@@ -509,12 +509,14 @@ def test_saves_in_flight_are_pending_and_finished_ones_saved(tmp_path: Path) -> 
 
 
 def test_prompts_that_share_a_key_lose_their_kv(tmp_path: Path) -> None:
-    """Only a whole file, of as many bytes a slot, for a prompt without a common first block."""
+    """Only a whole file that can hold the KV, of as many bytes a slot, for a prompt without a common first
+    block."""
 
     def run(name: str, **more: object) -> Diagnosis:
         values: dict[str, object] = {"size": 9600, "files": 1, "second": 9600, "other": (3, 4), "whole": True}
         values |= more
-        sim = Sim(tmp_path / name, ints={"unit": 32}, noop=("wait_for_save",))
+        kv: Any = values.get("slot_bytes", 0.0)
+        sim = Sim(tmp_path / name, ints={"unit": 32}, noop=("wait_for_save",), slot_bytes=kv)
         other: Any = values["other"]
         given = [Prompt("a", 64, prefixes=(1, 2)), Prompt("b", 64, prefixes=other)]
         sim.serve(given, Rounding(32).policy())
@@ -536,6 +538,8 @@ def test_prompts_that_share_a_key_lose_their_kv(tmp_path: Path) -> None:
     assert ids(run("grows", second=19200)) == []
     assert ids(run("written in place", whole=False)) == []
     assert ids(run("an index beside the data", files=2)) == []
+    assert ids(run("8 bits for 32", slot_bytes=600.0))[0] == "save-lost"
+    assert ids(run("an index", slot_bytes=4096.0)) == []
 
 
 def log(sim: Sim, message: str, **more: object) -> None:

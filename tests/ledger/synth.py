@@ -209,6 +209,7 @@ class Sim:
         graphs: dict[str, Any] | None = None,
         kv_blocks: int = 0,
         groups: Sequence[tuple[int, Sequence[int]]] = (),
+        slot_bytes: float = 0.0,
     ) -> None:
         """``groups``: (block size, its layers' indices) of each KV cache group; none: one for all layers."""
         self.dir, self.tag, self.tp, self.layers = run_dir, tag, tp, layers
@@ -282,7 +283,8 @@ class Sim:
                  "kv_layers": [layer for layer in self.layer_names if layer not in others],
                  "connector_live": alive,
                  "connector": tag * 10 + 1 if alive else None,
-                 "direct_call": dict.fromkeys(self.layer_names, direct_call)},
+                 "direct_call": dict.fromkeys(self.layer_names, direct_call),
+                 "slot_bytes": dict.fromkeys(self.layer_names, slot_bytes) if slot_bytes else {}},
                 self.t,
             )  # fmt: skip
             if graphs is not None:

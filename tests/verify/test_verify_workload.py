@@ -96,7 +96,7 @@ def test_every_property_asks_what_can_be_read(facts: EngineFacts) -> None:
             assert parse(text).text == " ".join(text.split()), one.id
 
 
-def test_every_property_is_in_the_docs_and_in_the_accuracy_table() -> None:
+def test_every_property_is_in_the_docs_and_the_accuracy_table() -> None:
     docs = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
     table = runpy.run_path(str(ROOT / "tests" / "accuracy" / "harness" / "verified.py"))["GROUPS"]
     counted = {name for names in table.values() for name in names}

@@ -13,6 +13,8 @@ from kvtrace.ledger.saves.measured import WHOLE, Cell, MeasuredCells
 from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import in_layer
 
+_NARROWEST = 16
+"""Two bits for a number of four bytes."""
 Calls = Mapping[At, Call]
 Overwritten = dict[tuple[int, At], SaveEnd]
 """(worker's index, call) -> by whom what it wrote was overwritten."""
@@ -66,7 +68,8 @@ def _by_prompt(one: WorkerCalls, saved: Set[At]) -> tuple[set[At], Trust]:
     """Files that a later step writes anew for a prompt with other tokens: the first one's KV is gone.
 
     Only where the file is all that both calls wrote, and holds as many bytes for a slot both times:
-    one that grows keeps what was in it. What is at rest at the end stands in another file.
+    one that grows keeps what was in it. A file of far fewer bytes than the KV is no file of it, but an index.
+    What is at rest at the end stands in another file.
     """
     found, trust, table, stores = set[At](), Trust(), one.watched.table, one.stores
     common = _common(table)
@@ -80,7 +83,7 @@ def _by_prompt(one: WorkerCalls, saved: Set[At]) -> tuple[set[At], Trust]:
             size = cell.bytes / slots
             before = held.get((column, target))
             held[column, target] = (row, size)
-            if before is None or not cell.replaced or size < LEAST_BYTES:
+            if before is None or not cell.replaced or size < _least(one, column):
                 continue
             old, new, first = stores.alone[before[0]], stores.alone[row], (before[0], column)
             alike = abs(size - before[1]) <= max(size, before[1]) / 4
@@ -91,6 +94,12 @@ def _by_prompt(one: WorkerCalls, saved: Set[At]) -> tuple[set[At], Trust]:
                 where = (old.id, new.id, step, one.watched.worker.kv_layers[column])
                 trust += Trust(overwritten=(where,), overwritten_calls=1)
     return found, trust
+
+
+def _least(one: WorkerCalls, column: int) -> float:
+    """Bytes of a slot of a layer in a file that holds its KV, however narrow its numbers are."""
+    worker = one.watched.worker
+    return max(LEAST_BYTES, worker.facts.slot_bytes.get(worker.kv_layers[column], 0.0) / _NARROWEST)
 
 
 def _at_end(one: WorkerCalls, at: At) -> bool:

@@ -14,14 +14,18 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(4)]
 LIMIT_BYTES = 256 << 20
+_AFTER_SECONDS = 2.0
+"""A connector's threads may take so long to end."""
 COPIES = 512
 """Blocks that verify keeps to compare with, of the process in which the engine runs."""
 _OF_FULL = frozenset({"flat", "store-conditions"})
@@ -35,6 +39,25 @@ def name_of(seed: int, fault: str | None) -> str:
 def _suite(plan: Any) -> str:
     """Of verify: the quick one, unless the planted fault breaks what the full one asks for."""
     return "full" if plan.planted is not None and plan.breaks & _OF_FULL else "quick"
+
+
+def _goes_on(source: Path) -> bool:
+    """Whether a thread of a connector is at work after its engine: not one that waits for work."""
+    deadline = time.monotonic() + _AFTER_SECONDS
+    while time.monotonic() < deadline:
+        if not any(_works_in(frame, source) for frame in sys._current_frames().values()):
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _works_in(frame: FrameType | None, source: Path) -> bool:
+    waits = frame is not None and frame.f_code.co_filename == threading.__file__
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(str(source)):
+            return not waits
+        frame = frame.f_back
+    return False
 
 
 class Part:
@@ -114,6 +137,8 @@ class Runs:
             part.write_text(json.dumps(document), encoding="utf-8")
             part.rename(folder / "outcome.json")
             print(f"done {name_of(seed, fault)}", flush=True)
+            if _goes_on(folder / "src"):
+                return  # what it raises from now on would be told of the next one: that gets another process
 
     def _one(self, seed: int, fault: str | None, folder: Path, number: int, reference: Any) -> dict[str, Any]:
         from kvgen.plan import draw
