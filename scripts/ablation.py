@@ -75,6 +75,10 @@ def _false(*_: Any, **__: Any) -> bool:
     return False
 
 
+def _proved_alone(token: Any, grade: Any) -> Any:
+    return type(grade).PROVED if token.proved else grade
+
+
 def _no_files(*_: Any, **__: Any) -> tuple[dict[Any, Any], Any]:
     return {}, import_module("kvtrace.ledger.run").Trust()
 
@@ -112,6 +116,10 @@ RULES: tuple[Rule, ...] = (
             ("saves: windows", "saves.pairs:windows_of", _no_table),
             ("saves: ranks in one file", "saves.files:_by_rank", _no_files),
             ("saves: overwritten files", "saves.files:_by_prompt", _no_files),
+            ("saves: files that hold no KV", "saves.files:_least", lambda *_: 0.0),
+            ("saves: files that are written over", "slots.accounts:_StoreFile.keeps", True),
+            ("saves: files that were compacted", "slots.accounts:_moved", _false),
+            ("saves: what came back as other KV", "saves.positions:_by_return", _proved_alone),
             ("saves: asynchronous ends", "read:settle", lambda *_: ()),
             ("saves: read and not named", "read:unnamed", _made(f"{_LEDGER}.saves.unnamed:Unnamed")),
             ("saves: sizes at rest", "read:accounts", _made(f"{_LEDGER}.slots.accounts:Accounts")),

@@ -170,15 +170,20 @@ def _best_saved(one: StoreResult) -> tuple[int, str]:
 
 
 def _saved(token: Token, store: StoreResult) -> Outcome:
-    grade = Grade.PROVED if token.proved else store.grade
-    if token.unequal and not token.proved:  # as many bytes, but not these: the proof by return comes first
-        grade = min(grade, Grade.READ)
+    grade = _by_return(token, store.grade)
     # What is at rest is saved, whether the scheduler ever hears of it or not.
     if token.unfinished == SaveEnd.PENDING and grade < Grade.WRITTEN:
         return _PENDING
     if token.unfinished == SaveEnd.FAILED or (token.unfinished and grade < Grade.WRITTEN):
         return Outcome(NOT_SAVED, token.unfinished, Grade.READ)
     return Outcome(SAVED, grade=grade, sent_to="" if grade == Grade.PROVED else store.sent_to)
+
+
+def _by_return(token: Token, grade: Grade) -> Grade:
+    """What came back comes before what sizes say: as many bytes at rest may be others."""
+    if token.proved:
+        return Grade.PROVED
+    return min(grade, Grade.READ) if token.unequal else grade
 
 
 def _not_saved(token: Token) -> Outcome:

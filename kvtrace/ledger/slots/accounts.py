@@ -281,10 +281,7 @@ def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) ->
     writes = [write for one in every for write in one.writes]
     own = {id(write.file): write.file for write in writes}
     held = sum(file.held for file in own.values())
-    missing = max(0.0, sum(one.read for one in every) - held)
-    gone = [call for call, (account, _) in found.items() if account == Account.LOST_LATER]
-    if sum(groups[call].read for call in gone) * _LEAST > missing:
-        # More than can be missing: it lies in other files now, as after a compaction.
+    if _moved(groups, found, held):
         found = {call: one for call, one in found.items() if one[0] != Account.LOST_LATER}
     total = OutsideBytes(
         trace.spool,
@@ -313,6 +310,12 @@ def _settle(groups: Iterable[tuple[int, _Group]], found: _Found) -> list[tuple[i
         else:
             _close(group, account, found)
     return left
+
+
+def _moved(groups: Mapping[int, _Group], found: _Found, held: int) -> bool:
+    """Whether more counts as lost than files can lack: it lies in other ones now, as after a compaction."""
+    lost = sum(groups[call].read for call, (account, _) in found.items() if account == Account.LOST_LATER)
+    return lost * _LEAST > max(0.0, sum(one.read for one in groups.values()) - held)
 
 
 def _close(group: _Group, account: Account, found: _Found) -> None:
