@@ -119,7 +119,7 @@ def tell(folder: Path, wanted: str, layer: str | None = None, token: int | None 
     fits = _fitting(merged, list(by_end), wanted)
     ends, joins = _together(fits[0], by_end)
     if not ends.issuperset(fits):
-        numbers = listed((_named(merged, end) for end in fits), MOST_TOLD)
+        numbers = listed((merged.named(end) for end in fits), MOST_TOLD)
         several = f"{shown(wanted)} fits {len(fits)} requests that are not joined with each other"
         raise KvtraceError(several, f"give one of {numbers}")
     alone = next((row for row in rows if isinstance(row, Alone) and row.alone in ends), None)
@@ -139,21 +139,14 @@ def _fitting(merged: Merged, ends: Sequence[End], wanted: str) -> list[End]:
     """
     for fits in (
         [end for end in ends if wanted in (end.id, end.client, f"{end.id}#{end.number + 1}")],
-        [end for end in ends if wanted == _named(merged, end)],
+        [end for end in ends if wanted == merged.named(end)],
         [end for end in ends if end.id.startswith(wanted) or end.client.startswith(wanted)],
-        [end for end in ends if _named(merged, end).startswith(wanted)],
+        [end for end in ends if merged.named(end).startswith(wanted)],
     ):
         if wanted and fits:
             return fits
     hint = "kvtrace requests lists them" if ends else "no request reached a scheduler in these runs"
     raise KvtraceError("no such request", shown(wanted), hint)
-
-
-def _named(merged: Merged, end: End) -> str:
-    """``2:cmpl-90``: the run, from 1, and the id there."""
-    run = merged.engines[end.engine].run + 1 if end.engine >= 0 else 0
-    again = f"#{end.number + 1}" if end.number else ""
-    return f"{run}:{end.id}{again}"
 
 
 def _together(first: End, by_end: Mapping[End, Sequence[Joined]]) -> tuple[set[End], list[Joined]]:
