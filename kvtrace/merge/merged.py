@@ -170,6 +170,10 @@ class Joined(_Tokens):
     after_ns: int = 0
     sure: bool = True
 
+    @property
+    def ends(self) -> tuple[End, ...]:
+        return self.there, self.here
+
 
 @dataclass(frozen=True)
 class Alone(Document):
@@ -177,6 +181,10 @@ class Alone(Document):
 
     alone: End = field(default_factory=End)
     why: str = ""
+
+    @property
+    def ends(self) -> tuple[End, ...]:
+        return (self.alone,)
 
 
 NEVER_ASKED = "the connector here was not asked"

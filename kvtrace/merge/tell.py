@@ -65,17 +65,12 @@ def _worst(row: Joined | Alone) -> tuple[int, int]:
     return (-(row.again - row.last), -row.lost) if isinstance(row, Joined) else (1, 0)
 
 
-def _best(row: Joined | Alone) -> tuple[int, int]:
-    again, lost = _worst(row)
-    return -again, -lost
-
-
 SORTS: dict[str, Callable[[Joined | Alone], Any]] = {
     "worst": _worst,
-    "best": _best,
-    "prompt": lambda row: -max(end.prompt for end in _ends(row)),
-    "arrival": lambda row: min(end.at_ns for end in _ends(row)),
-    "id": lambda row: _ends(row)[0].id,
+    "best": lambda row: tuple(-part for part in _worst(row)),
+    "prompt": lambda row: -max(end.prompt for end in row.ends),
+    "arrival": lambda row: min(end.at_ns for end in row.ends),
+    "id": lambda row: row.ends[0].id,
 }
 
 
@@ -95,7 +90,7 @@ def listing(folder: Path, verdict: str | None, sort: str, limit: int | None) -> 
     rows = sorted(requests(folder, len(merged.engines)), key=SORTS[sort])
     ids: dict[int, list[str]] = {}
     for row in rows:
-        for end in _ends(row):
+        for end in row.ends:
             ids.setdefault(end.engine, []).append(end.id)
     return List(merged, rows if limit is None else rows[:limit], len(rows), ids)
 
@@ -114,7 +109,7 @@ def tell(folder: Path, wanted: str, layer: str | None = None, token: int | None 
     rows = list(requests(folder, len(merged.engines)))
     by_end: dict[End, list[Joined]] = {}
     for row in rows:
-        for end in _ends(row):
+        for end in row.ends:
             by_end.setdefault(end, []).extend([row] if isinstance(row, Joined) else [])
     fits = _fitting(merged, list(by_end), wanted)
     ends, joins = _together(fits[0], by_end)
@@ -154,16 +149,12 @@ def _together(first: End, by_end: Mapping[End, Sequence[Joined]]) -> tuple[set[E
     found, waiting = {first}, list(by_end[first])
     joins = list(waiting)
     while waiting:
-        for end in _ends(waiting.pop()):
+        for end in waiting.pop().ends:
             if end not in found:
                 found.add(end)
                 waiting += by_end[end]
                 joins += [one for one in by_end[end] if one not in joins]
     return found, sorted(joins, key=lambda one: (one.there.at_ns, one.here.at_ns))
-
-
-def _ends(row: Joined | Alone) -> tuple[End, ...]:
-    return (row.there, row.here) if isinstance(row, Joined) else (row.alone,)
 
 
 def _story(merged: Merged, end: End, layer: str | None, token: int | None, notes: list[str]) -> Story | None:
