@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -15,9 +15,6 @@ _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _LEAST = 64 << 10
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
-_SECONDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*s?\Z")
-_MOST_RATE = 1000
-_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%\Z")
 
 
 def parse_size(text: str) -> int:
@@ -35,18 +32,34 @@ def parse_size(text: str) -> int:
     return size
 
 
-def parse_budget(text: str) -> float:
-    """``1%``, ``0.5 %`` -> share.
+_NUMBERS: Mapping[str, tuple[re.Pattern[str], Callable[[float], bool], str, str]] = {
+    "--budget": (
+        re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%\Z"), lambda number: 0 < number <= 100,
+        "share", "write a percentage above 0 and up to 100, for example 1%",
+    ),
+    "--stuck-after": (
+        re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*s?\Z"), lambda number: number <= 86400,
+        "time", "write seconds, for example 30; 0 turns it off",
+    ),
+    "--sample": (
+        re.compile(r"(\d+)\Z"), lambda number: number <= 1000,
+        "rate", "write samples per second, up to 1000, for example 50",
+    ),
+}  # fmt: skip
+"""Option -> how its number is written, which are meant, what it is, and what to write."""
+
+
+def parse_number(option: str, text: str) -> float:
+    """``1%``, ``2.5``, ``50`` -> the number.
 
     Raises:
-        KvtraceError: no percentage, 0 or more than 100.
+        KvtraceError: it is none, or out of the option's range.
     """
-    match = _PERCENT.match(text.strip())
-    if match is None or not 0 < float(match.group(1)) <= 100:
-        raise KvtraceError(
-            f"--budget {text!r} is no share", "write a percentage above 0 and up to 100, for example 1%"
-        )
-    return float(match.group(1)) / 100
+    shape, fits, what, how = _NUMBERS[option]
+    match = shape.match(text.strip())
+    if match is None or not fits(float(match.group(1))):
+        raise KvtraceError(f"{option} {text!r} is no {what}", how)
+    return float(match.group(1))
 
 
 def one_of(option: str, text: str, known: Sequence[str]) -> str:
@@ -66,33 +79,6 @@ def parse_name(option: str, text: str | None, what: str, example: str) -> str:
         how = f"write module:{what}, for example {example}"
         raise KvtraceError(f"{option} {text!r} is no {what.lower()}", how)
     return text or ""
-
-
-def parse_seconds(text: str) -> float:
-    """``30``, ``2.5`` -> seconds.
-
-    Raises:
-        KvtraceError: no such number, or more than a day.
-    """
-    match = _SECONDS.match(text.strip())
-    if match is None or float(match.group(1)) > 86400:
-        raise KvtraceError(
-            f"--stuck-after {text!r} is no time", "write seconds, for example 30; 0 turns it off"
-        )
-    return float(match.group(1))
-
-
-def parse_rate(text: str) -> int:
-    """``50`` -> samples per second; 0 for none.
-
-    Raises:
-        KvtraceError: no whole number, or more than 1000.
-    """
-    if not text.strip().isdecimal() or int(text) > _MOST_RATE:
-        raise KvtraceError(
-            f"--sample {text!r} is no rate", f"write samples per second, up to {_MOST_RATE}, for example 50"
-        )
-    return int(text)
 
 
 def run(
@@ -184,9 +170,10 @@ def run(
     adapter = parse_name("--metadata-adapter", metadata_adapter, "function", "mine.kv:kv_entries")
     options = RunOptions(
         command, output, name, parse_size(limit), one_of("--device-timing", device_timing, TIMINGS),
-        AgentConfig.budget if budget is None else parse_budget(budget),
+        AgentConfig.budget if budget is None else parse_number("--budget", budget) / 100,
         one_of("--watch", watch, WATCHES), adapter, keep_messages, keep_settings,
         credit=AgentConfig.credit if budget is None else 0.0,
-        stuck_after=parse_seconds(stuck_after), sample=parse_rate(sample),
+        stuck_after=parse_number("--stuck-after", stuck_after),
+        sample=round(parse_number("--sample", sample)),
     )  # fmt: skip
     raise typer.Exit(run_session(options))

@@ -147,13 +147,18 @@ def saves(found: DoctorFacts) -> Iterator[Line]:
 
 def graphs(found: DoctorFacts) -> Iterator[Line]:
     """What a step that is replayed as one graph leaves out."""
-    engine, layered = found.engine, _layer_work(found)
-    mode = engine.graph_mode if engine else None
+    engine = found.engine
+    layered = [
+        f"{_name(one)}.{name}"
+        for one in _there(found)
+        for name in _LAYERED
+        if one.name != _MULTI and one.piecewise is False and name in one.overrides and name not in one.idle
+    ]
+    mode, names = engine.graph_mode if engine else None, listed(layered)
     if mode is None:
         if found.command.words and found.classes:
             yield Line("graphs", NOT_KNOWN, "the graph mode shows only when the engine starts")
         elif layered:
-            names = listed(f"{_name(one)}.{name}" for one, name in layered)
             yield Line(
                 "graphs", NOT_KNOWN,
                 f"requires_piecewise_for_cudagraph says that graphs may leave out {names}: the graph mode "
@@ -167,7 +172,6 @@ def graphs(found: DoctorFacts) -> Iterator[Line]:
             "graphs", OK, f"graph mode {mode}; no work in hooks of single layers, which it may leave out"
         )
     else:
-        names = listed(f"{_name(one)}.{name}" for one, name in layered)
         yield Line(
             "graphs", WARNING,
             f"graph mode {mode}: in steps that are replayed as one graph vLLM does not call {names}, and "
@@ -175,15 +179,6 @@ def graphs(found: DoctorFacts) -> Iterator[Line]:
             "return True from requires_piecewise_for_cudagraph, or set the graph mode to PIECEWISE, if these "
             "steps have KV to save or to wait for",
         )  # fmt: skip
-
-
-def _layer_work(found: DoctorFacts) -> list[tuple[Class, str]]:
-    return [
-        (one, name)
-        for one in _there(found)
-        for name in _LAYERED
-        if one.name != _MULTI and one.piecewise is False and name in one.overrides and name not in one.idle
-    ]
 
 
 def smallest(found: DoctorFacts) -> Iterator[Line]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kvtrace.launch.commands import ignores_pythonpath, is_python, module_of
@@ -96,8 +95,3 @@ def _of_module(module: str, rest: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     if module == _API_SERVER:
         return API_SERVER, tuple(rest)
     return _of_vllm(rest) if module in _COMMANDS else ("", ())
-
-
-def of_this_python(environ: Mapping[str, str], python: str) -> ServeCommand:
-    """No command: the Python that kvtrace runs in."""
-    return ServeCommand((), environ, python, python, str(Path.cwd()))

@@ -15,7 +15,7 @@ from kvtrace.agent.preflight import facts
 from kvtrace.agent.preflight.facts import Class, CommandLine, ExtraKeys, Parsed, Planned, Python
 from kvtrace.doctor import child, places, spy, vllm_sources
 from kvtrace.doctor.child import LookStep
-from kvtrace.doctor.command import ServeCommand, of_this_python, read_command
+from kvtrace.doctor.command import ServeCommand, read_command
 from kvtrace.doctor.places import PlaceSeen
 from kvtrace.launch.errors import LaunchError, reason
 from kvtrace.trace.facts import D
@@ -102,7 +102,8 @@ def gather(
     Raises:
         LaunchError: there is no such program, or no place for temporary files.
     """
-    command = read_command(words, environ) if words else of_this_python(environ, sys.executable)
+    ours = ServeCommand((), environ, sys.executable, sys.executable, str(Path.cwd()))
+    command = read_command(words, environ) if words else ours
     steps: Mapping[str, LookStep] = {}
     if command.python is not None:
         asked = CommandLine(connector, command.kind, command.parsed, command.transfer, command.path0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from kvtrace.trace.format import (
     Skip,
     Way,
 )
-from kvtrace.trace.reader import Records, layer_ids
+from kvtrace.trace.reader import Records, layers_in
 
 Ints = NDArray[np.int64]
 Names = Mapping[int, str]
@@ -66,6 +65,8 @@ _NUMBERS: dict[Kind, tuple[str, ...]] = {
     Kind.GROWN: ("start", "prompt"),
 }
 """Columns that are fields of the record under the same name; a negative one is not known."""
+_NOT_KNOWN = {"external": NONE_ANSWER, "padded": 0}
+"""Of these fields, a further value that says nothing."""
 _NAMES: dict[Kind, Callable[[int], str | None]] = {
     Kind.HOOK: hooks.name_of, Kind.EFFECT: hooks.name_of, Kind.OP: ops.name_of, Kind.OUTSIDE: WAYS.get,
 }  # fmt: skip
@@ -114,8 +115,11 @@ def _of_kind(columns: _Columns, kind: Kind, at: Ints, table: Records, names: Nam
         columns.words("mode", at, row.mode, MODES.get)
     if kind in _NAMES:
         columns.words("name", at, rows.code(row.head), _NAMES[kind])
+    if "status_name" in row._fields:
+        columns.words("status", at, row.status_name, names.get)
     for name in _NUMBERS.get(kind, ()):
-        columns.numbers(name, at, getattr(row, name))
+        values = getattr(row, name)
+        columns.numbers(name, at, np.where(values == _NOT_KNOWN.get(name, -1), -1, values))
     if kind in _SPECIAL:
         _SPECIAL[kind](columns, at, row, names)
 
@@ -139,22 +143,10 @@ def _step(columns: _Columns, at: Ints, row: rows.Step, names: Names) -> None:
     columns.numbers("finished", at, row.gone & 0xFFFFFFFF)
 
 
-def _lookup(columns: _Columns, at: Ints, row: rows.Lookup, names: Names) -> None:
-    columns.numbers("external", at, np.where(row.external == NONE_ANSWER, -1, row.external))
-
-
-def _finish(columns: _Columns, at: Ints, row: rows.Finish, names: Names) -> None:
-    columns.words("status", at, row.status_name, names.get)
-
-
-def _exec(columns: _Columns, at: Ints, row: rows.Execution, names: Names) -> None:
-    columns.numbers("padded", at, np.where(row.padded > 0, row.padded, -1))
-
-
 def _quiet(columns: _Columns, at: Ints, row: rows.QuietCalls, names: Names) -> None:
     _hook_or_op(columns, at, row.head)
     columns.numbers("dur_ns", at, row.total_ns)
-    columns.words("layer", at, row.layer_set, partial(_layer_set, names))
+    columns.words("layer", at, row.layer_set, lambda one: " ".join(layers_in(names, one)))
 
 
 def _device(columns: _Columns, at: Ints, row: rows.DeviceCall, names: Names) -> None:
@@ -163,8 +155,7 @@ def _device(columns: _Columns, at: Ints, row: rows.DeviceCall, names: Names) -> 
 
 
 _SPECIAL: dict[Kind, Callable[[Any, Ints, Any, Names], None]] = {
-    Kind.HOOK: _hook, Kind.OP: _op, Kind.STEP: _step, Kind.LOOKUP: _lookup, Kind.FINISH: _finish,
-    Kind.EXEC: _exec, Kind.QUIET: _quiet, Kind.DEVICE: _device,
+    Kind.HOOK: _hook, Kind.OP: _op, Kind.STEP: _step, Kind.QUIET: _quiet, Kind.DEVICE: _device,
 }  # fmt: skip
 
 
@@ -177,11 +168,6 @@ def _hook_or_op(columns: _Columns, at: Ints, head: Ints) -> None:
 def flag_words(flags: int) -> str:
     """Flags of a record -> ``store async``."""
     return " ".join(flag.name.lower() for flag in Flag if flags & flag)
-
-
-def _layer_set(names: Names, ident: int) -> str:
-    """The id of a JSON list of layers' name ids -> their names, with a blank between them."""
-    return " ".join(names.get(one, "") for one in layer_ids(names.get(ident, "")))
 
 
 class _Columns:

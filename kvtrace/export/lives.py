@@ -125,6 +125,7 @@ def _live(life: Life, record: _Record, windows: Mapping[int, tuple[int, int]]) -
     life.ended = max(life.ended, record.t)
     step = getattr(row, "step", 0)
     given: Given = {"step": step & STEP_MASK or None}
+    life.numbers |= {field: getattr(row, field) for field in _NUMBERS.get(type(row), ())}
     if isinstance(row, rows.Chunk):
         title = f"prefill {row.start} to {row.start + row.tokens}"
         begin, end = windows.get(step, (record.t, record.t))
@@ -135,10 +136,6 @@ def _live(life: Life, record: _Record, windows: Mapping[int, tuple[int, int]]) -
         life.moments.append((record.t, name, {**given, **{field: getattr(row, field) for field in fields}}))
     elif type(row) in _TELL:
         _TELL[type(row)](life, record, given)
-
-
-def _arrival(life: Life, record: _Record, given: Given) -> None:
-    life.numbers |= {"prompt": record.row.prompt, "max_tokens": record.row.max_tokens}
 
 
 def _lookup(life: Life, record: _Record, given: Given) -> None:
@@ -160,7 +157,6 @@ def _transfer(life: Life, record: _Record, given: Given) -> None:
 def _finish(life: Life, record: _Record, given: Given) -> None:
     row = record.row
     life.finished = True
-    life.numbers |= {"computed": row.computed, "output": row.output, "preemptions": row.preemptions}
     life.moments.append((record.t, "finished", {**given, "status": record.names.get(row.status_name, "")}))
 
 
@@ -170,7 +166,11 @@ _MOMENTS: dict[type[Any], tuple[str, tuple[str, ...]]] = {
     rows.Preemption: ("preempted", ("computed",)),
 }
 """What such a moment is called, and the fields of the record that it shows."""
+_NUMBERS: dict[type[Any], tuple[str, ...]] = {
+    rows.Arrival: ("prompt", "max_tokens"),
+    rows.Finish: ("computed", "output", "preemptions"),
+}
+"""The fields of such a record that are the request's own."""
 _TELL: dict[type[Any], Callable[[Life, _Record, Given], None]] = {
-    rows.Arrival: _arrival, rows.Lookup: _lookup, rows.TransferBegun: _transfer,
-    rows.TransferDone: _transfer, rows.Finish: _finish,
+    rows.Lookup: _lookup, rows.TransferBegun: _transfer, rows.TransferDone: _transfer, rows.Finish: _finish,
 }  # fmt: skip

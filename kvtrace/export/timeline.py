@@ -123,9 +123,8 @@ class _Writer:
     def add(self, chunk: Records, names: Names) -> None:
         kinds = rows.kind(chunk[:, 0])
         calls: list[Slice] = []
-        for kind, read in _CALLS.items():
-            part = chunk[kinds == kind]
-            calls += [read(row, names, self) for row in _decoded(kind, part)]
+        for kind in _CALLS:
+            calls += [_call(kind, row, names, self) for row in _decoded(kind, chunk[kinds == kind])]
         self.slices(calls)
         for kind, moment in _MOMENTS.items():
             for row in _decoded(kind, chunk[kinds == kind]):
@@ -183,66 +182,49 @@ def _thread(head: int) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------------------- slices
 
 
-def _hook(row: rows.HookCall, names: Names, writer: _Writer) -> Slice:
-    name = hooks.name_of(rows.code(row.head)) or f"hook {rows.code(row.head)}"
-    raised = rows.flags(row.head) & Flag.RAISED
-    values = _values(
-        layer=_name(names, row.layer),
-        step=row.step & STEP_MASK or None,
-        slots=row.slots,
-        entries=row.entries,
-        connector=rows.detail(row.head),
-        flags=flag_words(rows.flags(row.head)),
-        error=_name(names, row.extra) if raised else None,
-    )
-    ending = writer.flows.ending(row, writer.process)
-    return Slice(row.t0, max(row.t0, row.t1), ("hook", name, rows.thread(row.head)), name, values, ending)
-
-
-def _op(row: rows.OpCall, names: Names, writer: _Writer) -> Slice:
-    values = _values(
-        layer=_name(names, row.layer),
-        step=row.step & STEP_MASK or None,
-        tokens=row.tokens,
-        mode=MODES.get(row.mode),
-        skip=SKIPS.get(row.skip),
-        direct=True if rows.detail(row.head) == Dispatch.DIRECT else None,
-        flags=flag_words(rows.flags(row.head)),
-    )
-    name = ops.name_of(rows.code(row.head)) or f"op {rows.code(row.head)}"
-    return Slice(row.t0, max(row.t0, row.t1), _thread(row.head), name, values)
-
-
-def _step(row: rows.Step, names: Names, writer: _Writer) -> Slice:
-    writer.events.count(writer.tracks.get(("counter", _TOKENS)), writer.at(row.t0), max(row.tokens, 0))
-    values = _values(
-        step=row.step & STEP_MASK or None,
-        tokens=row.tokens,
-        requests=row.requests,
-        new_requests=row.new_requests,
-        preempted=row.gone >> 32 or None,
-    )
-    return Slice(row.t0, max(row.t0, row.t1), _thread(row.head), "schedule", values)
-
-
-def _exec(row: rows.Execution, names: Names, writer: _Writer) -> Slice:
-    values = _values(
-        step=row.step & STEP_MASK or None,
-        tokens=row.tokens,
-        requests=row.requests,
-        mode=MODES.get(row.mode),
-        padded=row.padded or None,
-        flags=flag_words(rows.flags(row.head)),
-    )
-    return Slice(row.t0, max(row.t0, row.t1), _thread(row.head), "execute_model", values)
-
-
-_CALLS: dict[Kind, Callable[[Any, Names, _Writer], Slice]] = {
-    Kind.HOOK: _hook,
-    Kind.OP: _op,
-    Kind.STEP: _step,
-    Kind.EXEC: _exec,
+_READ: Mapping[str, Callable[[Any, Names], Value | None]] = {
+    "connector": lambda row, names: rows.detail(row.head),
+    "direct": lambda row, names: True if rows.detail(row.head) == Dispatch.DIRECT else None,
+    "error": lambda row, names: _name(names, row.extra) if rows.flags(row.head) & Flag.RAISED else None,
+    "flags": lambda row, names: flag_words(rows.flags(row.head)),
+    "layer": lambda row, names: _name(names, row.layer),
+    "mode": lambda row, names: MODES.get(row.mode),
+    "padded": lambda row, names: row.padded or None,
+    "preempted": lambda row, names: row.gone >> 32 or None,
+    "skip": lambda row, names: SKIPS.get(row.skip),
+    "step": lambda row, names: row.step & STEP_MASK or None,
 }
+"""Values that are not the record's field of that name as it stands."""
+
+
+def _told(row: Any, names: Names, keys: Iterable[str]) -> dict[str, Value]:
+    return _values(**{key: _READ[key](row, names) if key in _READ else getattr(row, key) for key in keys})
+
+
+_CALLS: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
+    Kind.HOOK: ("hook", ("layer", "step", "slots", "entries", "connector", "flags", "error")),
+    Kind.OP: ("op", ("layer", "step", "tokens", "mode", "skip", "direct", "flags")),
+    Kind.STEP: ("schedule", ("step", "tokens", "requests", "new_requests", "preempted")),
+    Kind.EXEC: ("execute_model", ("step", "tokens", "requests", "mode", "padded", "flags")),
+}
+"""What a slice is called where its code has no name, and what it tells."""
+_OF_CODE = {Kind.HOOK: hooks.name_of, Kind.OP: ops.name_of}
+
+
+def _callee(kind: Kind, head: int) -> str:
+    code = rows.code(head)
+    return _OF_CODE[kind](code) or f"{_CALLS[kind][0]} {code}"
+
+
+def _call(kind: Kind, row: Any, names: Names, writer: _Writer) -> Slice:
+    name, keys = _CALLS[kind]
+    name = _callee(kind, row.head) if kind in _OF_CODE else name
+    track, ending = _thread(row.head), tuple[int, ...]()
+    if kind == Kind.HOOK:
+        track, ending = ("hook", name, rows.thread(row.head)), writer.flows.ending(row, writer.process)
+    elif kind == Kind.STEP:
+        writer.events.count(writer.tracks.get(("counter", _TOKENS)), writer.at(row.t0), max(row.tokens, 0))
+    return Slice(row.t0, max(row.t0, row.t1), track, name, _told(row, names, keys), ending)
 
 
 # --------------------------------------------------------------------------------- moments
@@ -251,15 +233,10 @@ _CALLS: dict[Kind, Callable[[Any, Names, _Writer], Slice]] = {
 def _effect(row: rows.Effect, names: Names, writer: _Writer) -> None:
     if max(row.slots, row.bytes, row.files) <= 0:
         return
-    name = hooks.name_of(rows.code(row.head)) or f"hook {rows.code(row.head)}"
+    name = _callee(Kind.HOOK, row.head)
     copied = "slots_written" if rows.flags(row.head) & Flag.LOAD else "slots_read"
-    values = _values(
-        **{copied: row.slots},
-        bytes=row.bytes or None,
-        files=row.files or None,
-        layer=_name(names, row.layer),
-        step=row.step & STEP_MASK or None,
-    )
+    values = _values(**{copied: row.slots}, bytes=row.bytes or None, files=row.files or None)
+    values |= _told(row, names, ("layer", "step"))
     writer.instant(("hook", name, rows.thread(row.head), 0), row.t, "effect", values)
 
 
@@ -355,12 +332,7 @@ def _write_life(life: Life, writer: _Writer, flows: _Flows) -> None:
     for t, name, more in life.moments:
         writer.events.instant(lane, writer.at(t - here), name, _values(**more))
     for entry in life.entries:
-        told = _values(
-            step=entry.row.step & STEP_MASK or None,
-            slots=entry.row.slots,
-            tokens=entry.row.tokens,
-            start=entry.row.start,
-        )
+        told = _told(entry.row, {}, ("step", "slots", "tokens", "start"))
         name = f"metadata: {_purpose(entry.row.head)}"
         writer.events.instant(lane, writer.at(entry.t - here), name, told, flows.beginning(entry))
 

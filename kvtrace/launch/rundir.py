@@ -49,8 +49,8 @@ class RunDir:
                 could write to it or exchange it.
         """
         try:
-            wanted = Path(output) if output is not None else Path(REPORTS) / _stamped(name, now)
-            path = Path(os.path.abspath(wanted))
+            stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+            path = Path(os.path.abspath(output or Path(REPORTS) / f"{stamp}-{name}"))
         except OSError as error:
             raise LaunchError("the working directory is gone", reason(error)) from error
         created: list[Path] = []
@@ -117,10 +117,6 @@ def shown(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (OSError, ValueError):
         return str(path)
-
-
-def _stamped(name: str, now: float | None) -> str:
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{name}"
 
 
 def _make_parents(path: Path, created: list[Path]) -> None:

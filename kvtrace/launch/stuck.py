@@ -78,6 +78,7 @@ class StuckWatch:
     ) -> None:  # fmt: skip
         self._rundir, self._after, self._living = rundir, after, living
         self._start, self._clock = look, clock
+        self._apart = min(after or _APART_SECONDS, _APART_SECONDS)
         self._spools: dict[int, _Spool] = {}  # by inode: a spool gets another name when its role is known
         self._names: dict[int, str] = {}
         self._current: tuple[int, Spy] | None = None
@@ -173,10 +174,6 @@ class StuckWatch:
             elif spool.asked or (self._silent(spool, now) and self._allowed(inode)):
                 return inode
         return None
-
-    @property
-    def _apart(self) -> float:
-        return min(self._after or _APART_SECONDS, _APART_SECONDS)
 
     def _silent(self, spool: _Spool, now: float) -> bool:
         return bool(self._after) and now - spool.since >= self._after and now >= spool.after

@@ -408,12 +408,12 @@ class _SpoolReader:
         readers: dict[int, tuple[type[Any], Callable[[Any], None]]] = {  # by the head's lowest byte
             Kind.REQUEST: (rows.Arrival, self._arrival),
             Kind.PREFIX: (rows.Prefixes, self._prefixes),
-            Kind.GROWN: (rows.Growth, self._growth),
+            Kind.GROWN: (rows.Growth, self._to(_Draft.grow)),
             Kind.LOOKUP: (rows.Lookup, self._lookup),
-            Kind.ALLOC: (rows.Allocation, self._allocation),
+            Kind.ALLOC: (rows.Allocation, self._to(_Draft.allocate)),
             Kind.CHUNK: (rows.Chunk, self._chunk),
             Kind.META: (rows.MetadataEntry, self._metadata),
-            Kind.PREEMPT: (rows.Preemption, self._preemption),
+            Kind.PREEMPT: (rows.Preemption, self._to(_Draft.preempt)),
             Kind.FINISH: (rows.Finish, self._finish),
         }
         for words in rows.one_by_one(self._scan.of_requests):
@@ -442,6 +442,10 @@ class _SpoolReader:
         draft.saw(step)
         return draft
 
+    def _to(self, tell: Callable[[_Draft, Any], None]) -> Callable[[Any], None]:
+        """Tells the request of a record that stands for no more than itself; its second word is its time."""
+        return lambda row: tell(self._draft(row.request, row.step, row[1]), row)
+
     def _arrival(self, row: rows.Arrival) -> None:
         name = self._scan.names.get(row.request, f"request #{row.request}")
         before = self._open.get(name)
@@ -454,17 +458,11 @@ class _SpoolReader:
         if draft is not None:
             draft.begins_with(row)
 
-    def _growth(self, row: rows.Growth) -> None:
-        self._draft(row.request, row.step, row.t).grow(row)
-
     def _lookup(self, row: rows.Lookup) -> None:
         draft = self._draft(row.request, row.step, row.t0)
         draft.look_up(row)
         if row.external < 0 and row.external != NONE_ANSWER:
             self.negative_answers.append((draft.id, row.step, row.external))
-
-    def _allocation(self, row: rows.Allocation) -> None:
-        self._draft(row.request, row.step, row.t0).allocate(row)
 
     def _chunk(self, row: rows.Chunk) -> None:
         if row.step > 0 and row.step & STEP_MASK:
@@ -487,9 +485,6 @@ class _SpoolReader:
             self._draft(row.request, row.step, row.t).unread = True
         if marks & Flag.LOAD and row.request:
             self._draft(row.request, row.step, row.t).load(row)
-
-    def _preemption(self, row: rows.Preemption) -> None:
-        self._draft(row.request, row.step, row.t).preempt(row)
 
     def _finish(self, row: rows.Finish) -> None:
         draft = self._draft(row.request, row.step, row.t)

@@ -41,7 +41,7 @@ class MetricsServer:
             why = getattr(error, "strerror", None) or str(error)
             raise KvtraceError(f"cannot listen on {host}:{port}", why, "choose another --port") from None
         self.server_address = self._socket.getsockname()
-        self._local = _is_local(self.server_address[0])
+        self._local = ipaddress.ip_address(self.server_address[0]).is_loopback
 
     def __enter__(self) -> MetricsServer:
         return self
@@ -122,10 +122,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_local(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
 
 
 def _reply(status: str, kind: str = "text/plain", body: bytes = b"", head_alone: bool = False) -> bytes:

@@ -155,7 +155,7 @@ def _told(
         of_request.update(_sides(book, mine))
     # where something came before its cause, the clocks are off by that at least
     placed = replace(placed, error_ns=max([placed.error_ns, *result.skews.values()]))
-    rows = sorted(_rows(requests, result, placed, numbered, of_request), key=_arrival)
+    rows = sorted(_rows(requests, result, placed, numbered, of_request), key=lambda row: row.ends[0].at_ns)
     sums = Sums()
     for row in rows:
         sums = added(sums, row) if isinstance(row, Joined) else sums
@@ -173,10 +173,6 @@ def _told(
         notes=tuple(_notes(placed, result, numbered, runs)),
     )
     return MergedRuns(merged, rows)
-
-
-def _arrival(row: Joined | Alone) -> int:
-    return row.there.at_ns if isinstance(row, Joined) else row.alone.at_ns
 
 
 def _run(folder: Path, book: Run, ids: RunIds, requests: int) -> RunOf:

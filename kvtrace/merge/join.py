@@ -101,7 +101,7 @@ class _Join:
     def _by_brought(self, here: int, one: EngineRequest) -> str:
         """Joins a request with the one that it names; else why not ("" where it is the one that is named)."""
         named = _of_requests(one.brought)
-        whose = set(_of_engines(one.brought).values())
+        whose = {value for key, value in one.brought.items() if key.endswith("engine_id")}
         if (_SENDS in one.asks or one.returned) and _LOADS not in one.asks and not named:
             return UNCLAIMED
         why = NO_ID
@@ -192,10 +192,6 @@ class _Join:
                     continue
             for at in members:
                 alone[at] = reason or NO_ORDER
-
-
-def _of_engines(ids: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in ids.items() if key.endswith("engine_id")}
 
 
 def _of_requests(ids: Mapping[str, str]) -> dict[str, str]:

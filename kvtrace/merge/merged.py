@@ -121,6 +121,11 @@ class Merged(Document):
     sums: Sums = field(default_factory=Sums)
     notes: tuple[str, ...] = ()
 
+    def named(self, end: End, ident: str = "") -> str:
+        """``2:cmpl-90``: the run, from 1, and the id there, or (of one that is there once) `ident` for it."""
+        run = self.engines[end.engine].run + 1 if end.engine >= 0 else 0
+        return f"{run}:{end.id}#{end.number + 1}" if end.number else f"{run}:{ident or end.id}"
+
 
 @dataclass(frozen=True)
 class End(Document):
@@ -165,6 +170,10 @@ class Joined(_Tokens):
     after_ns: int = 0
     sure: bool = True
 
+    @property
+    def ends(self) -> tuple[End, ...]:
+        return self.there, self.here
+
 
 @dataclass(frozen=True)
 class Alone(Document):
@@ -172,6 +181,10 @@ class Alone(Document):
 
     alone: End = field(default_factory=End)
     why: str = ""
+
+    @property
+    def ends(self) -> tuple[End, ...]:
+        return (self.alone,)
 
 
 NEVER_ASKED = "the connector here was not asked"

@@ -117,14 +117,8 @@ def requests(folder: Path, engines: int) -> Iterator[Joined | Alone]:
 def _row(value: object, engines: int) -> Joined | Alone:
     if not isinstance(value, dict):
         raise ValueError("no object")
-    if "alone" in value:
-        alone = Alone.from_json(value)
-        least = -1
-        ends = [alone.alone]
-        row: Joined | Alone = alone
-    else:
-        joined = Joined.from_json(value)
-        least, ends, row = 0, [joined.there, joined.here], joined
-    if any(not least <= end.engine < engines for end in ends):
+    row = Alone.from_json(value) if "alone" in value else Joined.from_json(value)
+    least = -1 if isinstance(row, Alone) else 0
+    if any(not least <= end.engine < engines for end in row.ends):
         raise ValueError("no such engine")
     return row

@@ -85,10 +85,8 @@ def _word(spans: Sequence[Span], pairs: int) -> tuple[str, Grade]:
     grade = min((span.outcome.grade for span in spans), default=Grade.NOT_OBSERVED)
     if len(sizes) == 1 and (name := next(iter(sizes))) in _WORDS:
         return (_WORDS[name] if sizes[name] >= pairs else PARTLY), grade
-    if NOT_LOADED in sizes:
+    if NOT_LOADED in sizes or LOADED in sizes:  # of what is loaded: in some pairs it never came
         return LOST, grade
-    if LOADED in sizes:
-        return LOST, grade  # in some pairs it never came
     if SAVED in sizes:
         return PARTLY, grade
     if NOT_OBSERVED in sizes or not sizes:

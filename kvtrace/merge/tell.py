@@ -65,17 +65,12 @@ def _worst(row: Joined | Alone) -> tuple[int, int]:
     return (-(row.again - row.last), -row.lost) if isinstance(row, Joined) else (1, 0)
 
 
-def _best(row: Joined | Alone) -> tuple[int, int]:
-    again, lost = _worst(row)
-    return -again, -lost
-
-
 SORTS: dict[str, Callable[[Joined | Alone], Any]] = {
     "worst": _worst,
-    "best": _best,
-    "prompt": lambda row: -max(end.prompt for end in _ends(row)),
-    "arrival": lambda row: min(end.at_ns for end in _ends(row)),
-    "id": lambda row: _ends(row)[0].id,
+    "best": lambda row: tuple(-part for part in _worst(row)),
+    "prompt": lambda row: -max(end.prompt for end in row.ends),
+    "arrival": lambda row: min(end.at_ns for end in row.ends),
+    "id": lambda row: row.ends[0].id,
 }
 
 
@@ -95,7 +90,7 @@ def listing(folder: Path, verdict: str | None, sort: str, limit: int | None) -> 
     rows = sorted(requests(folder, len(merged.engines)), key=SORTS[sort])
     ids: dict[int, list[str]] = {}
     for row in rows:
-        for end in _ends(row):
+        for end in row.ends:
             ids.setdefault(end.engine, []).append(end.id)
     return List(merged, rows if limit is None else rows[:limit], len(rows), ids)
 
@@ -114,12 +109,12 @@ def tell(folder: Path, wanted: str, layer: str | None = None, token: int | None 
     rows = list(requests(folder, len(merged.engines)))
     by_end: dict[End, list[Joined]] = {}
     for row in rows:
-        for end in _ends(row):
+        for end in row.ends:
             by_end.setdefault(end, []).extend([row] if isinstance(row, Joined) else [])
     fits = _fitting(merged, list(by_end), wanted)
     ends, joins = _together(fits[0], by_end)
     if not ends.issuperset(fits):
-        numbers = listed((_named(merged, end) for end in fits), MOST_TOLD)
+        numbers = listed((merged.named(end) for end in fits), MOST_TOLD)
         several = f"{shown(wanted)} fits {len(fits)} requests that are not joined with each other"
         raise KvtraceError(several, f"give one of {numbers}")
     alone = next((row for row in rows if isinstance(row, Alone) and row.alone in ends), None)
@@ -139,9 +134,9 @@ def _fitting(merged: Merged, ends: Sequence[End], wanted: str) -> list[End]:
     """
     for fits in (
         [end for end in ends if wanted in (end.id, end.client, f"{end.id}#{end.number + 1}")],
-        [end for end in ends if wanted == _named(merged, end)],
+        [end for end in ends if wanted == merged.named(end)],
         [end for end in ends if end.id.startswith(wanted) or end.client.startswith(wanted)],
-        [end for end in ends if _named(merged, end).startswith(wanted)],
+        [end for end in ends if merged.named(end).startswith(wanted)],
     ):
         if wanted and fits:
             return fits
@@ -149,28 +144,17 @@ def _fitting(merged: Merged, ends: Sequence[End], wanted: str) -> list[End]:
     raise KvtraceError("no such request", shown(wanted), hint)
 
 
-def _named(merged: Merged, end: End) -> str:
-    """``2:cmpl-90``: the run, from 1, and the id there."""
-    run = merged.engines[end.engine].run + 1 if end.engine >= 0 else 0
-    again = f"#{end.number + 1}" if end.number else ""
-    return f"{run}:{end.id}{again}"
-
-
 def _together(first: End, by_end: Mapping[End, Sequence[Joined]]) -> tuple[set[End], list[Joined]]:
     """All requests that are joined with one, over others too, and their joins in order."""
     found, waiting = {first}, list(by_end[first])
     joins = list(waiting)
     while waiting:
-        for end in _ends(waiting.pop()):
+        for end in waiting.pop().ends:
             if end not in found:
                 found.add(end)
                 waiting += by_end[end]
                 joins += [one for one in by_end[end] if one not in joins]
     return found, sorted(joins, key=lambda one: (one.there.at_ns, one.here.at_ns))
-
-
-def _ends(row: Joined | Alone) -> tuple[End, ...]:
-    return (row.there, row.here) if isinstance(row, Joined) else (row.alone,)
 
 
 def _story(merged: Merged, end: End, layer: str | None, token: int | None, notes: list[str]) -> Story | None:

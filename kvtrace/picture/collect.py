@@ -14,7 +14,7 @@ from kvtrace.ledger.run import Engine, Span, Worker
 from kvtrace.ledger.steps import Array, locate, real_step
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, SPOOL_DIR, STEP_SHIFT, Flag, Role, Skip
-from kvtrace.trace.reader import Records, Spool, SpoolError, layer_ids
+from kvtrace.trace.reader import Records, Spool, SpoolError, layers_in
 
 Marks = NDArray[np.uint16]
 
@@ -237,9 +237,6 @@ class _Filling:
             if not is_op:
                 self._in_hooks[at[0]] += max(0, min(quiet.total_ns, 1 << 60))
             if mark:
-                of = [
-                    self._layers.get(names.get(one, ""), -1)
-                    for one in layer_ids(names.get(quiet.layer_set, ""))
-                ]
-                rows_of = np.array([one for one in of if one >= 0], dtype=np.int64)
+                told = layers_in(names, quiet.layer_set)
+                rows_of = np.array([self._layers[one] for one in told if one in self._layers], dtype=np.int64)
                 self._marks[rows_of if len(rows_of) else slice(None), at[0]] |= np.uint16(mark)

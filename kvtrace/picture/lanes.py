@@ -143,12 +143,22 @@ def _marks(records: Iterable[Timed]) -> list[Mark]:
 _Said = tuple[str, str] | None
 
 
-def _arrival(one: Timed) -> _Said:
-    return "arrival", f"arrives, {count(one.row.prompt)} prompt tokens"
+_PLAIN: Mapping[type[Any], tuple[str, str, str]] = {
+    rows.Arrival: ("arrival", "prompt", "arrives, {} prompt tokens"),
+    rows.Growth: ("grown", "prompt", "the next part comes, {} prompt tokens now"),
+    rows.Preemption: ("preempted", "computed", "preempted, {} tokens lost"),
+}
+"""What a mark is called that tells one number of its record, the field, and the words for it."""
 
 
-def _growth(one: Timed) -> _Said:
-    return "grown", f"the next part comes, {count(one.row.prompt)} prompt tokens now"
+def _plain(one: Timed) -> _Said:
+    what, field, words = _PLAIN[type(one.row)]
+    return what, words.format(count(getattr(one.row, field)))
+
+
+def _allocation(one: Timed) -> _Said:
+    taken = one.row.external
+    return ("load", f"{count(taken)} tokens are to be loaded") if taken > 0 else None
 
 
 def _lookup(one: Timed) -> _Said:
@@ -156,11 +166,6 @@ def _lookup(one: Timed) -> _Said:
     if answer == NONE_ANSWER:
         return "lookup", "the connector asks for patience"
     return ("lookup", f"the connector offers {count(answer)} tokens") if answer > 0 else None
-
-
-def _allocation(one: Timed) -> _Said:
-    taken = one.row.external
-    return ("load", f"{count(taken)} tokens are to be loaded") if taken > 0 else None
 
 
 def _entry(one: Timed) -> _Said:
@@ -177,10 +182,6 @@ def _done(one: Timed) -> _Said:
     return f"{what}-done", f"the {what} is reported " + ("failed" if one.row.failed > 0 else "finished")
 
 
-def _preempted(one: Timed) -> _Said:
-    return "preempted", f"preempted, {count(one.row.computed)} tokens lost"
-
-
 def _finish(one: Timed) -> _Said:
     return "finish", f"ends, {count(one.row.output)} tokens generated" + (
         f" ({one.status})" if one.status else ""
@@ -188,13 +189,11 @@ def _finish(one: Timed) -> _Said:
 
 
 _SAYS: dict[type[Any], Callable[[Timed], _Said]] = {
-    rows.Arrival: _arrival,
-    rows.Growth: _growth,
+    **dict.fromkeys(_PLAIN, _plain),
     rows.Lookup: _lookup,
     rows.Allocation: _allocation,
     rows.MetadataEntry: _entry,
     rows.TransferDone: _done,
-    rows.Preemption: _preempted,
     rows.Finish: _finish,
 }
 KINDS = frozenset(rows.KIND_OF[row] for row in (*_SAYS, rows.Chunk))

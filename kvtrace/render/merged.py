@@ -228,11 +228,8 @@ def _alone_table(merged: Merged, alone: Sequence[Alone], ids: Ids | None) -> Tab
 
 
 def _id(merged: Merged, end: End, ids: Ids | None = None) -> str:
-    """``2:cmpl-90``: the run and the id there, as ``why`` takes it."""
-    run = merged.engines[end.engine].run + 1 if end.engine >= 0 else 0
-    again = f"#{end.number + 1}" if end.number else ""
-    shown = end.id if ids is None or again else ids[end.engine][end.id]
-    return clean(f"{run}:{shown}{again}", 60)
+    """As ``why`` takes it."""
+    return clean(merged.named(end, ids[end.engine][end.id] if ids is not None else ""), 60)
 
 
 # ------------------------------------------------------------------------------ one request

@@ -71,6 +71,15 @@ def _direction(head: int) -> str:
     return "store" if rows.flags(head) & Flag.STORE else "load"
 
 
+_PLAIN: Mapping[type[Any], tuple[str, tuple[str, ...]]] = {
+    rows.Arrival: ("arrival", ("prompt", "max_tokens")),
+    rows.Growth: ("grown", ("prompt", "start")),
+    rows.Allocation: ("allocation", ("external",)),
+    rows.Preemption: ("preempted", ("computed",)),
+}
+"""What a moment is called that tells fields of its record alone, and these."""
+
+
 class _Gathered:
     """The moments so far. ``of_steps``: step (with tag) -> the moment that holds its entries and ranks."""
 
@@ -97,32 +106,23 @@ class _Gathered:
             status = names.get(row.status_name, "").rsplit(".", 1)[-1]
             self._add("finish", row.t, row.step, status=status, output=row.output, computed=row.computed)
             return
+        if type(row) in _PLAIN:
+            kind, fields = _PLAIN[type(row)]
+            self._add(kind, _time(row), _step(row), **{name: getattr(row, name) for name in fields})
+            return
         readers: dict[type[Any], Callable[[Any], None]] = {
-            rows.Arrival: self._arrival,
-            rows.Growth: self._growth,
             rows.Lookup: self._lookup,
-            rows.Allocation: self._allocation,
             rows.Chunk: self._chunk,
             rows.MetadataEntry: self._metadata,
-            rows.Preemption: self._preemption,
             rows.TransferBegun: self._transfer_begun,
             rows.TransferDone: self._transfer_done,
         }
         readers[type(row)](row)
 
-    def _arrival(self, row: rows.Arrival) -> None:
-        self._add("arrival", row.t, 0, prompt=row.prompt, max_tokens=row.max_tokens)
-
-    def _growth(self, row: rows.Growth) -> None:
-        self._add("grown", row.t, row.step, prompt=row.prompt, start=row.start)
-
     def _lookup(self, row: rows.Lookup) -> None:
         external = None if row.external == NONE_ANSWER else row.external
         asynchronous = bool(rows.flags(row.head) & Flag.ASYNC)
         self._add("lookup", row.t0, row.step, local=row.local, external=external, asynchronous=asynchronous)
-
-    def _allocation(self, row: rows.Allocation) -> None:
-        self._add("allocation", row.t0, row.step, external=row.external)
 
     def _chunk(self, row: rows.Chunk) -> None:
         moment = self._of_step(row.step, row.t)  # the metadata may have been read before it
@@ -144,9 +144,6 @@ class _Gathered:
         elif marks & Flag.STORE:
             self._of_step(row.step, row.t)  # its entries come from the ledger, with their positions
             self._declared.add(row.step)
-
-    def _preemption(self, row: rows.Preemption) -> None:
-        self._add("preempted", row.t, row.step, computed=row.computed)
 
     def _transfer_begun(self, row: rows.TransferBegun) -> None:
         self._add("transfer-opened", row.t, row.step, direction=_direction(row.head))

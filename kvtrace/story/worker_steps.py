@@ -10,7 +10,7 @@ from kvtrace.story.records import Source, step_rows
 from kvtrace.story.story import HookCalls, RankStep
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, Dispatch, Flag, Role, Skip
-from kvtrace.trace.reader import SpoolError, layer_ids
+from kvtrace.trace.reader import SpoolError, layers_in
 
 MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 
@@ -113,8 +113,7 @@ class _WorkerStep:
 
     def _quiet(self, row: rows.QuietCalls) -> None:
         is_op = bool(rows.detail(row.head) & DETAIL_IS_OP)
-        ids = layer_ids(self._names.get(row.layer_set, ""))
-        for number, layer in enumerate([self._names.get(one, "") for one in ids] or [""]):
+        for number, layer in enumerate(layers_in(self._names, row.layer_set) or [""]):
             # counts and times of a quiet step are kept for all layers together
             call = self._call(row, "op" if is_op else "hook", layer, row.total_ns if number == 0 else 0)
             call.summed = True

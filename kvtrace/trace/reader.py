@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -350,6 +350,11 @@ def layer_ids(text: str) -> list[int]:
         return []
     ids = value if isinstance(value, list) else []
     return [one for one in ids if isinstance(one, int) and 0 <= one < 1 << 62]
+
+
+def layers_in(names: Mapping[int, str], ident: int) -> list[str]:
+    """The names in the layer set of that id, "" for one that is not known."""
+    return [names.get(one, "") for one in layer_ids(names.get(ident, ""))]
 
 
 def of_type(kind: type[F], documents: Documents) -> list[tuple[int, F]]:

@@ -199,14 +199,10 @@ def _sum(declared: Declared, placed: bool) -> None:
             declared.load_slots += size
         declared.undirected += not entry.direction
         if placed and entry.direction and not declared.problems:
-            if entry.slots < 0 and entry.tokens < 0:
-                declared.problems.append(
-                    Problem(entry.field, "an entry without a size", not entry.direction & Flag.STORE)
-                )
-            elif entry.req_id is None and size:
-                declared.problems.append(
-                    Problem(entry.field, "an entry of no request", not entry.direction & Flag.STORE)
-                )
+            sized = entry.slots >= 0 or entry.tokens >= 0
+            if not sized or (entry.req_id is None and size):
+                what = "an entry of no request" if sized else "an entry without a size"
+                declared.problems.append(Problem(entry.field, what, not entry.direction & Flag.STORE))
     declared.readable = all(problem.load for problem in declared.problems)
 
 

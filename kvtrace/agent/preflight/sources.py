@@ -58,23 +58,19 @@ def of_class(cls: type) -> dict[str, str]:
     return texts
 
 
+_NAMED: dict[type, str] = {ast.Attribute: "attr", ast.Name: "id", ast.Constant: "value"}
+
+
 def uses(texts: dict[str, str]) -> dict[str, int]:
     """How often each name is used: as a name, an attribute or a whole string."""
     found: dict[str, int] = {}
-    for text in texts.values():
-        for node in ast.walk(ast.parse(text)):
-            name = ""
-            if isinstance(node, ast.Attribute):
-                name = node.attr
-            elif isinstance(node, ast.Name):
-                name = node.id
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                name = node.value
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found.setdefault(node.name, 0)
-                continue
-            if name:
-                found[name] = found.get(name, 0) + 1
+    for node in (node for text in texts.values() for node in ast.walk(ast.parse(text))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.setdefault(node.name, 0)
+            continue
+        name = getattr(node, _NAMED.get(type(node), ""), "")
+        if isinstance(name, str) and name:
+            found[name] = found.get(name, 0) + 1
     return found
 
 

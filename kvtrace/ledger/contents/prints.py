@@ -14,7 +14,7 @@ from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT
-from kvtrace.trace.reader import Records, layer_ids
+from kvtrace.trace.reader import Records, layers_in
 
 ZEROES = 1
 """The fingerprint of a block of zeroes: it says nothing about whose it is."""
@@ -184,7 +184,7 @@ def _numbers(
     for words in rows.one_by_one(source.scan.layers):
         record = rows.LayerPrints._make(words)
         row = source.row(record.request, record.step)
-        own = [at.get(name) for name in _layer_set(source.scan, record.layer_set)]
+        own = [at.get(name) for name in layers_in(source.scan.names, record.layer_set)]
         if row is None or rows.detail(record.head) != group or not 0 < len(own) <= rows.NUMBERS:
             continue
         values = _unpacked(record)
@@ -197,10 +197,6 @@ def _numbers(
                     (layer, value) for layer, value in zip(own, of_block, strict=True) if layer is not None
                 )
     return found
-
-
-def _layer_set(scan: SpoolScan, layer_set: int) -> list[str]:
-    return [scan.names.get(ident, "") for ident in layer_ids(scan.names.get(layer_set, ""))]
 
 
 def _unpacked(record: rows.LayerPrints) -> list[int]:

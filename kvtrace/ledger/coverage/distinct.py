@@ -76,17 +76,9 @@ class Distinct:
         self._of = {bit: _Counts() for bit in (FIRED, WORK, RAISED)}
         self._python = _Counts()
 
-    @property
-    def fired(self) -> Counter[Key]:
-        return _keyed(self._of[FIRED])
-
-    @property
-    def with_work(self) -> Counter[Key]:
-        return _keyed(self._of[WORK])
-
-    @property
-    def raised(self) -> Counter[Key]:
-        return _keyed(self._of[RAISED])
+    def counted(self, bit: int) -> Counter[Key]:
+        """The pairs in which a call had that bit."""
+        return _keyed(self._of[bit])
 
     @property
     def python(self) -> dict[tuple[int, int, int, int], int]:

@@ -218,7 +218,7 @@ class SpoolReader:
         names = self._layers.names
         seen = {
             names[key.layer]
-            for key in self._distinct.fired
+            for key in self._distinct.counted(FIRED)
             if key.tag == worker.engine
             and (key.what == hooks.SAVE_LAYER.code or is_attention(np.array(key.what)))
         }
@@ -236,8 +236,8 @@ class SpoolReader:
 
     def _counts(self, worker: Worker, is_op: bool) -> Counts:
         found: Counts = {}
-        with_work, raised = self._distinct.with_work, self._distinct.raised
-        for key, fired in self._distinct.fired.items():
+        with_work, raised = self._distinct.counted(WORK), self._distinct.counted(RAISED)
+        for key, fired in self._distinct.counted(FIRED).items():
             name = ops.name_of(key.what - OP) if is_op else hooks.name_of(key.what)
             if key.tag != worker.engine or not name:
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntFlag
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage.layers import Layers
 from kvtrace.ledger.run import Worker
-from kvtrace.ledger.steps import Array, Mask, locate, of_engine
+from kvtrace.ledger.steps import Array, locate, of_engine
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import Flag, Skip
 
@@ -65,10 +64,6 @@ class StoreStepReader:
     def result(self) -> StoreSteps:
         return StoreSteps(self._steps, self._pair, self._step)
 
-    def _mark_pairs(self, at: Array, pair: Array, marks: Iterable[tuple[Mask, Bit]]) -> None:
-        for part, bit in marks:
-            self._pair[at[part], pair[part]] |= np.uint8(bit)
-
     def add_hooks(self, call: rows.HookCall, layer: Array) -> None:
         """HOOK records of the worker's side; ``layer``: their layer numbers."""
         at, inside = locate(self._steps, call.step)
@@ -89,15 +84,12 @@ class StoreStepReader:
             self._step[at[part]] |= np.uint8(bit)
         pair = self._layers.index_in(self._kv_layers, layer)
         save = inside & (codes == hooks.SAVE_LAYER.code) & (pair >= 0)
-        self._mark_pairs(
-            at,
-            pair,
-            (
-                (save & fine, Bit.SAVE_OK),
-                (save & raised, Bit.SAVE_RAISED),
-                (save & unbound, Bit.SAVE_NO_METADATA),
-            ),
-        )
+        for part, of_pair in (
+            (save & fine, Bit.SAVE_OK),
+            (save & raised, Bit.SAVE_RAISED),
+            (save & unbound, Bit.SAVE_NO_METADATA),
+        ):
+            self._pair[at[part], pair[part]] |= np.uint8(of_pair)
 
     def add_bodies(self, call: rows.OpCall, layer: Array) -> None:
         """OP records of attention bodies."""
@@ -109,14 +101,11 @@ class StoreStepReader:
         unbound = inside & (call.skip == Skip.NO_CONNECTOR_METADATA)
         cleared = unbound.copy()
         cleared[unbound] = call.t0[unbound] >= self._cleared[at[unbound]]
-        self._mark_pairs(
-            at,
-            pair,
-            (
-                (inside, Bit.OP_RAN),
-                (cleared, Bit.OP_CLEARED),
-                (inside & (call.skip == Skip.HOOKED), Bit.OP_HOOKED),
-                (unbound, Bit.OP_NO_METADATA),
-                (inside & (call.skip == Skip.NO_CONNECTOR), Bit.OP_NO_CONNECTOR),
-            ),
-        )
+        for part, bit in (
+            (inside, Bit.OP_RAN),
+            (cleared, Bit.OP_CLEARED),
+            (inside & (call.skip == Skip.HOOKED), Bit.OP_HOOKED),
+            (unbound, Bit.OP_NO_METADATA),
+            (inside & (call.skip == Skip.NO_CONNECTOR), Bit.OP_NO_CONNECTOR),
+        ):
+            self._pair[at[part], pair[part]] |= np.uint8(bit)

@@ -111,7 +111,8 @@ class Owners:
                 continue  # a load may read what it writes
             empty = True
             for holder in block.owners:
-                start, until = holder.place * size, self._until(holder, after)
+                start = holder.place * size
+                until = computed_by(self._requests[holder.row], holder, self._step, after)
                 computed[holder.row].append((start + low, min(start + high, until)))
                 stale[holder.row].append((max(start + low, until), start + high))
                 empty &= start + low >= until
@@ -167,9 +168,6 @@ class Owners:
             )
             >= self._step
         )
-
-    def _until(self, holder: Holder, after: bool) -> int:
-        return computed_by(self._requests[holder.row], holder, self._step, after)
 
 
 def blocks_in(runs: Iterable[Interval], size: int) -> Iterator[tuple[int, int, int]]:

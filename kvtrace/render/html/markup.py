@@ -73,11 +73,10 @@ def table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[Content]], 
 def table_of(part: page.Table, caption: str) -> Markup:
     """A table of a page, all of it."""
     heads = [(column.head, column.right) for column in part.columns]
-    return table(heads, [map(_cell, row.cells) for row in part.rows], caption)
-
-
-def _cell(cell: str) -> str:
-    return tag("code", cell) if isinstance(cell, page.Code) else cell
+    shown = [
+        [tag("code", one) if isinstance(one, page.Code) else one for one in row.cells] for row in part.rows
+    ]
+    return table(heads, shown, caption)
 
 
 def definitions(rows: Iterable[tuple[Content, Content]]) -> Markup:
