@@ -116,11 +116,10 @@ def _seen(case: Case, request: CaseRequest) -> Grade:
 def _words(whole: Sequence[CaseRequest], unsure: int) -> tuple[str, str]:
     """Title and headline; whole: the requests of which nothing was loaded or offered."""
     if unsure:
-        title = "Not stored again after an earlier save of the same tokens, of which it was not seen that it "
-        title += "came to rest"
-        return title, "prompts were not stored again after an earlier save of the same tokens"
+        headline = "prompts were not stored again after an earlier save of the same tokens"
+        return "Not stored again after a save of these tokens: it was not seen that it came to rest", headline
     title = "The connector holds these tokens already and does not store them again"
     if whole:
         return title, "prompts that the connector holds already were computed again"
-    headline = "the store holds them already: vLLM computes them behind a hit"
-    return f"{title}: they are what a hit leaves to compute", headline
+    behind = "the store holds them already: vLLM computes them behind a hit"
+    return f"{title}: they are what a hit leaves to compute", behind
