@@ -13,13 +13,13 @@ from kvtrace.causes.assign import assign_spans
 from kvtrace.causes.case import Case, make_case, why_unheard
 from kvtrace.causes.diagnosis import Diagnosis, Finding, NotObserved, OfRequest, Result, RuledOut
 from kvtrace.causes.evidence import measured
-from kvtrace.causes.outcomes import kept, named, not_saved, outcome_of_load
+from kvtrace.causes.outcomes import kept, named, not_saved
 from kvtrace.causes.pipeline import stage_rows
 from kvtrace.causes.registry import RULES
 from kvtrace.causes.several import joined, of_engines, own
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
-from kvtrace.ledger.ends import NOT_LOADED
+from kvtrace.ledger.ends import NOT_ARRIVED
 from kvtrace.ledger.intervals import length, union
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.run import Ledger, Run
@@ -329,18 +329,15 @@ def _requests(case: Case) -> pd.DataFrame:
     table["sent_tokens"] = [one.sent for one in whole]
     table["not_saved_tokens"] = [one.lost for one in whole]
     not_loaded = {load.request: _not_loaded(load) for load in run.load_rows}
-    table["worst"] = [not_loaded.get(row, 0) for row in range(len(table))]
-    ordered: pd.DataFrame = table.sort_values(
-        ["worst", "not_saved_tokens"], ascending=False, kind="stable"
-    ).reset_index(drop=True)
-    del ordered["worst"]
+    order = sorted(range(len(table)), key=lambda row: (-not_loaded.get(row, 0), -whole[row].lost))
+    ordered: pd.DataFrame = table.iloc[order].reset_index(drop=True)
     return ordered
 
 
 def _not_loaded(load: LoadOf) -> int:
     """Tokens that were accepted and did not come, or came as other KV, in any layer."""
     parts = {part for parts in load.lost for part in parts}
-    return length(union((a, b) for a, b, end in parts if outcome_of_load(end).startswith(NOT_LOADED)))
+    return length(union((a, b) for a, b, end in parts if end in NOT_ARRIVED))
 
 
 def _verdict(most: str, partly: bool, any_lost: bool) -> str:

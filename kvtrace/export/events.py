@@ -119,7 +119,9 @@ def _of_kind(columns: _Columns, kind: Kind, at: Ints, table: Records, names: Nam
         columns.words("status", at, row.status_name, names.get)
     for name in _NUMBERS.get(kind, ()):
         values = getattr(row, name)
-        columns.numbers(name, at, np.where(values == _NOT_KNOWN.get(name, -1), -1, values))
+        if name in _NOT_KNOWN:
+            values = np.where(values == _NOT_KNOWN[name], -1, values)
+        columns.numbers(name, at, values)
     if kind in _SPECIAL:
         _SPECIAL[kind](columns, at, row, names)
 

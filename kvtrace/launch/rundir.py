@@ -50,7 +50,7 @@ class RunDir:
         """
         try:
             stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
-            path = Path(os.path.abspath(output or Path(REPORTS) / f"{stamp}-{name}"))
+            path = Path(os.path.abspath(Path(REPORTS) / f"{stamp}-{name}" if output is None else output))
         except OSError as error:
             raise LaunchError("the working directory is gone", reason(error)) from error
         created: list[Path] = []

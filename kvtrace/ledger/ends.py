@@ -100,6 +100,13 @@ class LoadEnd(IntEnum):
     """Written, as other numbers than were stored, like every block that was loaded in this run."""
 
 
+NOT_ARRIVED = (
+    LoadEnd.WRONG, LoadEnd.ALTERED, LoadEnd.USED_BEFORE, LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED,
+    LoadEnd.NOT_FINISHED,
+)  # fmt: skip
+"""How accepted tokens may end that did not come, or not as they were computed."""
+
+
 class Blind(IntEnum):
     """Why something cannot be told: all that the ledger knows of not knowing. Its values are codes in
     arrays."""

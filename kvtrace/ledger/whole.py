@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TypeVar
 
-from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, Outcome
+from kvtrace.ledger.ends import NOT_ARRIVED, NOT_LOADED, NOT_SAVED, LoadEnd, Outcome
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
 
@@ -40,13 +40,7 @@ def least(outcomes: Iterable[Outcome]) -> Outcome:
     return min(outcomes, key=lambda one: (_FIRST.index(one.name), one.grade, one.code, one.sent_to))
 
 
-_ACCEPTED = frozenset(
-    {
-        LoadEnd.LOADED, LoadEnd.PENDING, LoadEnd.NOT_OBSERVED, LoadEnd.NOT_WRITTEN, LoadEnd.FAILED,
-        LoadEnd.USED_BEFORE, LoadEnd.NOT_FINISHED, LoadEnd.PARTLY, LoadEnd.WRONG,
-        LoadEnd.ALTERED,
-    }
-)  # fmt: skip
+_ACCEPTED = frozenset((LoadEnd.LOADED, LoadEnd.PENDING, LoadEnd.NOT_OBSERVED, *NOT_ARRIVED))
 """Ends of tokens that the scheduler accepted: these may differ from layer to layer."""
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.ends import NOT_ARRIVED, LoadEnd
 from kvtrace.verify.answers import Number, Verdict, failed, not_applicable, not_observed, proved
-from kvtrace.verify.observed import BAD, MOST_APART, Asked, Observed
+from kvtrace.verify.observed import MOST_APART, Asked, Observed
 from kvtrace.words import count, listed, percent, plural
 
 MOST_NAMED = 4
@@ -91,7 +91,7 @@ def bad_ends(one: Asked, what: Observed, *ends: LoadEnd) -> dict[LoadEnd, int]:
     error are no such end."""
     if one.seen is None:
         return {}
-    found = {end: one.seen.lost(end) for end in ends or BAD}
+    found = {end: one.seen.lost(end) for end in ends or NOT_ARRIVED}
     if close(one, what):
         # the same blocks, number by number: near enough, whatever their fingerprints say. Of more blocks than
         # were found to differ the fingerprints have the word: nobody compared their numbers.

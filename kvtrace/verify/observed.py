@@ -8,16 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify.engine import Reply
 from kvtrace.verify.evidence import Evidence, RequestSeen
 from kvtrace.verify.workload import MODEL, STORE_ACTS, Prompt
-
-BAD = (
-    LoadEnd.WRONG, LoadEnd.ALTERED, LoadEnd.USED_BEFORE, LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED,
-    LoadEnd.NOT_FINISHED,
-)  # fmt: skip
-"""How accepted tokens may end other than loaded."""
 
 
 class Question(NamedTuple):

@@ -55,7 +55,7 @@ class Wrong:
     explains that."""
 
 
-Proved = tuple[int, tuple[Interval, ...]]
+Returned = tuple[int, tuple[Interval, ...]]
 """Pairs of the engine, a bit each, and positions."""
 
 
@@ -72,8 +72,8 @@ class Contents:
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
-    proved: Mapping[int, Sequence[Proved]] = field(default_factory=dict)
-    unequal: Mapping[int, Sequence[Proved]] = field(default_factory=dict)
+    proved: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
+    unequal: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
 
@@ -128,11 +128,16 @@ def compare(
     return Contents(wrong, _by_row(proved), _by_row(unequal), blocks, frozenset(written))
 
 
-def _by_row(found: Mapping[tuple[int, int], Sequence[Interval]]) -> Mapping[int, Sequence[Proved]]:
-    by_row: dict[int, list[Proved]] = defaultdict(list)
+def _by_row(found: Mapping[tuple[int, int], Sequence[Interval]]) -> Mapping[int, Sequence[Returned]]:
+    by_row: dict[int, list[Returned]] = defaultdict(list)
     for (row, pairs), intervals in found.items():
         by_row[row].append((pairs, tuple(union(intervals))))
     return by_row
+
+
+def returned(found: Iterable[Returned], pairs: int) -> list[Interval]:
+    """The positions in any of these pairs."""
+    return union(part for of, parts in found if of & pairs for part in parts)
 
 
 def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:

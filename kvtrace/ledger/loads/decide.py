@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from kvtrace.ledger.contents.compare import Proved, Wrong
+from kvtrace.ledger.contents.compare import Returned, Wrong, returned
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, covers, intersect, union
 from kvtrace.ledger.loads.outcome import Arrived, Part, Place
@@ -158,7 +158,7 @@ class LoadContents:
     """What the fingerprints of its blocks say of a load, and by which exceptions it may have failed."""
 
     wrong: Sequence[Wrong] = ()
-    proved: Sequence[Proved] = ()
+    proved: Sequence[Returned] = ()
     caught: tuple[str, ...] = ()
 
 
@@ -214,8 +214,7 @@ def _tokens(
 ) -> Iterator[tuple[int, int, LoadToken]]:
     """The accepted positions in these pairs, as intervals with the same evidence."""
     wrong = [found for found in contents.wrong if found.pairs & pairs]
-    proved = union(part for of, parts in contents.proved if of & pairs for part in parts)
-    proved = intersect([accepted], proved)
+    proved = intersect([accepted], returned(contents.proved, pairs))
     explained = [
         found
         for found in wrong

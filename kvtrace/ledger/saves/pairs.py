@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtrace.ledger.contents.compare import Returned
 from kvtrace.ledger.coverage import WorkerCoverage
 from kvtrace.ledger.ends import Blind, SaveEnd
 from kvtrace.ledger.intervals import Interval
@@ -43,10 +44,9 @@ class SaveEvidence:
     """Steps of which it is not known what they stored."""
     unfinished: Mapping[int, Mapping[str, SaveEnd]]
     """Row of a request -> worker's spool ("" all) -> how its asynchronous save ended, where not well."""
-    proved: Mapping[int, Sequence[tuple[int, tuple[Interval, ...]]]] = field(default_factory=dict)
-    """Row of a request -> (pairs, a bit each; positions) that came back, in this or a later request, with the
-    KV that was computed."""
-    unequal: Mapping[int, Sequence[tuple[int, tuple[Interval, ...]]]] = field(default_factory=dict)
+    proved: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
+    """Row of a request -> what came back, in this or a later request, with the KV that was computed."""
+    unequal: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
     """The same of what came back as other KV."""
     given_away: frozenset[str] = frozenset()
     """Spools of workers whose KV may be copied out of sight: its address was given out, or it was handed to

@@ -9,6 +9,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
+from kvtrace.ledger.contents.compare import Returned, returned
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, Blind, LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
 from kvtrace.ledger.loads.outcome import Arrived, Part
@@ -63,11 +64,11 @@ class PositionsEvidence:
     request: Request
     pairs: Pairs
     reuse: Reuse
-    unfinished: Mapping[str, SaveEnd]  # as in Evidence, of this request
+    unfinished: Mapping[str, SaveEnd]  # as in SaveEvidence, of this request
     unknown: Steps  # steps of which it is not known what they stored
     load: Arrived | None = None
-    proved: Sequence[tuple[int, tuple[Interval, ...]]] = ()  # as in SaveEvidence, of this request
-    unequal: Sequence[tuple[int, tuple[Interval, ...]]] = ()
+    proved: Sequence[Returned] = ()  # as in SaveEvidence, of this request
+    unequal: Sequence[Returned] = ()
 
     def load_grade(self, end: LoadEnd) -> Grade:
         return self.load.grade(end) if self.load else Grade.DECLARED
@@ -220,8 +221,8 @@ class _InPair:
         for key, parts in self._declared(union(part for of in self._stores.values() for part in of)).items():
             self._stores[key] += parts
         self._stores = {key: found for key, parts in self._stores.items() if (found := union(parts))}
-        self._proved = _in_pair(way.proved, pair)
-        self._unequal = _in_pair(way.unequal, pair)
+        self._proved = returned(way.proved, 1 << pair)
+        self._unequal = returned(way.unequal, 1 << pair)
         self._early = _named_early(way.request)
         self._load = self._of_load()
         # Decode steps name no request: all steps of its life count.
@@ -353,10 +354,6 @@ class _InPair:
             return Blind.METADATA_UNREAD, False
         watched = all(one.step in way.pairs.settled for one in request.chunks if one.step >= step)
         return (Blind.NAMED_EARLY if not watched and covers(self._early, at) else Blind.NO), watched
-
-
-def _in_pair(back: Sequence[tuple[int, tuple[Interval, ...]]], pair: int) -> list[Interval]:
-    return union(part for pairs, parts in back if pairs >> pair & 1 for part in parts)
 
 
 def _named_early(request: Request) -> list[Interval]:
