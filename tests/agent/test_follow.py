@@ -16,14 +16,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from kvtrace.agent.errors import raises  # noqa: E402
 from kvtrace.agent.errors.logs import install as install_logs  # noqa: E402
 from kvtrace.agent.errors.swallowed import THREAD, install_thread_hook  # noqa: E402
+from kvtrace.agent.hooks.connector import wrap_factory  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.origin import HERE, WorkOrigin  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
@@ -424,6 +427,76 @@ def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: Any) -> Non
 
     in_one_step(caches, lambda c, job: consumer.put(functools.partial(careful, c)), consumer.end)
     assert swallowed(trace) == [("thread", 2, "ConnectionRefusedError", "fail")]
+
+
+class Polling(Background):
+    """A thread of its constructor looks again and again whether there is work, and takes what goes wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda c, job: self.jobs.append(job))
+        self.jobs: list[Any] = []
+        self.turns, self.over = threading.Semaphore(0), False
+        self.traced: list[Any] = []
+        self.thread = threading.Thread(target=self.loop, daemon=True)
+        self.thread.start()
+
+    def loop(self) -> None:
+        while not self.over:
+            self.turns.acquire()
+            self.turn()
+
+    def turn(self) -> None:
+        self.traced.append(sys.gettrace())
+        if self.jobs:
+            self.jobs.pop()
+            with contextlib.suppress(OSError):
+                try:
+                    self.fail()
+                finally:
+                    self.on_its_way()
+
+    def on_its_way(self) -> None:
+        return
+
+
+@pytest.fixture
+def polling(caches: Any) -> Iterator[Any]:
+    """Made by vLLM's factory: not before its constructor is over does anybody know whose thread it is."""
+
+    class KVConnectorFactory:
+        @classmethod
+        def create_connector(cls, config: Any, role: Any) -> Any:
+            return Polling()
+
+    wrap_factory(SimpleNamespace(KVConnectorFactory=KVConnectorFactory))
+    connector = registered(KVConnectorFactory.create_connector(None, None), caches)
+    yield connector
+    connector.over = True
+    connector.turns.release()
+    connector.thread.join(30)
+
+
+def test_a_thread_of_the_constructor_that_never_ends(trace: Any, caches: Any, polling: Any) -> None:
+    meanwhile: list[Any] = []
+    polling.on_its_way = lambda: meanwhile.append(swallowed(trace))
+    step(polling, caches, 1)
+    polling.turns.release(2)
+    wait_until(lambda: len(polling.traced) == 2)
+    assert meanwhile == [[]], "nobody has handled it yet"
+    assert swallowed(trace) == [("thread", 0, "ConnectionRefusedError", "fail")]
+    assert [fact["asked_by"] for fact in trace.facts(Fact.SWALLOWED)] == [""]
+
+
+@pytest.mark.skipif(hasattr(sys, "monitoring"), reason="only a trace function costs something at each call")
+def test_a_loop_is_not_traced_past_the_budget(
+    trace: Any, caches: Any, polling: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(raises, "_MANY_CALLS", 100)
+    POLICY._accounts()
+    POLICY.spent(10**12)
+    polling.turns.release(100)
+    wait_until(lambda: len(polling.traced) == 100)
+    assert polling.traced[0] is not None and polling.traced[-1] is None
 
 
 def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: Any, loop: Loop) -> None:

@@ -22,7 +22,8 @@ _MAX_OWNERS = 64
 class Owner:
     """Tells one connector's source files; answers are cached per file."""
 
-    def __init__(self, connector: Any) -> None:
+    def __init__(self, connector: Any, index: int) -> None:
+        self.index = index
         base = type(connector)
         modules = {cls.__module__ for cls in (*base.__mro__, *map(type, _held(connector)))}
         own = [name for name in modules if not is_foreign(name)]
@@ -67,6 +68,24 @@ class Owner:
         return "/site-packages/" not in path and "/dist-packages/" not in path
 
 
+class OwnerToCome:
+    """Of code that runs before its connector is made, as a thread of its constructor: whose shows then."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._asked = -1
+        self._owner: Owner | None = None
+
+    @property
+    def index(self) -> int:
+        if self._owner is None and self._asked != _registered:
+            self._asked, self._owner = _registered, _owners.get(index_of(self._file))
+        return 0 if self._owner is None else self._owner.index
+
+    def owns(self, filename: str) -> bool:
+        return self.index > 0 and self._owner is not None and self._owner.owns(filename)
+
+
 _owners: dict[int, Owner] = {}
 _registered = 0
 
@@ -75,7 +94,7 @@ def register(connector: Any, index: int) -> Owner:
     """Learn (again) what is the connector's own: what it holds may have changed."""
     global _registered
     _registered += 1
-    owner = _owners[index] = Owner(connector)
+    owner = _owners[index] = Owner(connector, index)
     while len(_owners) > _MAX_OWNERS:
         del _owners[next(iter(_owners))]
     return owner

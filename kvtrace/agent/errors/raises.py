@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from kvtrace.agent.code.owners import Owner
+from kvtrace.agent.code.owners import Owner, OwnerToCome
 from kvtrace.agent.code.traces import entries
 from kvtrace.agent.state import get_ident
 from kvtrace.agent.wrap.tracing import set_trace
@@ -25,6 +25,7 @@ from kvtrace.agent.wrap.tracing import set_trace
 _MAX_KEPT = 64
 _MAX_CALLERS = 16
 _MAX_CAUSES = 16
+_MANY_CALLS = 1 << 12
 _CALL = 500
 """ns that a call takes longer with a trace function, more or less."""
 _MONITORED = hasattr(sys, "monitoring")
@@ -72,12 +73,20 @@ class Raises:
     first.
 
     Args:
+        handled: what to call once nothing that was raised is on its way any more, and every now and then.
         passing: keep also what leaves the connector's frames unhandled, as far as the work's own.
     """
 
-    def __init__(self, owner: Owner, see: See, passing: bool = False) -> None:
+    def __init__(
+        self,
+        owner: Owner | OwnerToCome,
+        see: See,
+        handled: Callable[[], None] | None = None,
+        passing: bool = False,
+    ) -> None:
         self.owner = owner
         self._see = see
+        self._handled = handled
         self._passing = passing
         self._ident = 0
         self._entries: list[_Entry] = []
@@ -156,11 +165,19 @@ class Raises:
         )
         return next(found, None)
 
+    def _goes_on(self) -> None:
+        """Before a frame begins, or something else is raised: where no handler runs, all was handled."""
+        due = self._entries or self._calls > _MANY_CALLS
+        if due and self._handled is not None and sys.exc_info()[1] is None:
+            self._handled()
+
     def keep(self, error: Any, trace: TracebackType | None) -> None:
         if not isinstance(error, BaseException) or isinstance(error, IGNORED) or trace is None:
             return
         known = self._known(error)
-        if known is not None and known.top in map(id, entries(trace.tb_next)):
+        if known is None:
+            self._goes_on()
+        elif known.top in map(id, entries(trace.tb_next)):
             self._entries.remove(known)  # it has come further; else another one had its id
         if len(self._entries) >= _MAX_KEPT:
             return
@@ -180,6 +197,7 @@ class Raises:
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
         self._calls += 1
         try:
+            self._goes_on()
             if not self.owner.owns(frame.f_code.co_filename):
                 return None
             frame.f_trace_lines = False
@@ -208,7 +226,7 @@ def _raises(frame: FrameType) -> bool:
     return not (0 <= at < len(code) and dis.opname[code[at]] in _LEAVES)
 
 
-def _around(owner: Owner) -> Raises | None:
+def _around(owner: Owner | OwnerToCome) -> Raises | None:
     """What has this thread's trace function, where that is a call of another connector."""
     outer = getattr(sys.gettrace(), "__self__", None)
     return outer if isinstance(outer, Raises) and outer.owner is not owner else None

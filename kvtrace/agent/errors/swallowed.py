@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from itertools import dropwhile
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from kvtrace.agent import limits
 from kvtrace.agent.code import handlers, owners, traces
-from kvtrace.agent.code.owners import Owner
+from kvtrace.agent.code.owners import Owner, OwnerToCome
 from kvtrace.agent.errors import logs, raises
 from kvtrace.agent.errors.raises import Raised, Raises
 from kvtrace.agent.origin import HERE
@@ -64,14 +65,16 @@ class CallErrors:
 
     Args:
         hook: name of the hook; one of BACKGROUND for work in the background.
-        index: of the connector.
+        handled: what to call as soon as exceptions of work that need not end were handled.
     """
 
-    def __init__(self, hook: str, index: int, role: Role, owner: Owner) -> None:
-        self._hook, self._index, self._role = hook, index, role
+    def __init__(
+        self, hook: str, role: Role, owner: Owner | OwnerToCome, handled: Callable[[], None] | None = None
+    ) -> None:
+        self._hook, self._role = hook, role
         self._owner = owner
         self._background = hook in BACKGROUND
-        self.raises = Raises(owner, self._see, self._background)
+        self.raises = Raises(owner, self._see, handled if hook == THREAD else None, self._background)
         self.running = False
         self._observed_it = False
         self._logged = 0
@@ -86,7 +89,7 @@ class CallErrors:
         self.running = self.raises.start()
         self._observed_it |= self.running
         if not self.running and not raises.ours():
-            limits.say(Limit.EXCEPTIONS, _tracer(), self._index)
+            limits.say(Limit.EXCEPTIONS, _tracer(), self._owner.index)
         return self.running
 
     def stop(self) -> None:
@@ -160,14 +163,15 @@ class CallErrors:
         return False if HERE.did > self._began and self._hook != ASYNCIO else None
 
     def _counted(self) -> None:
-        calls = (self._hook, self._index)
+        calls = (self._hook, self._owner.index)
         _observed[calls] = _observed.get(calls, 0) + 1
 
     def _write(self, caught: Handled, about: About) -> None:
         seen = caught.seen
         if _repeated(caught, self._hook):
             return
-        key = (self._hook, self._index, seen.name, seen.where)
+        index = self._owner.index
+        key = (self._hook, index, seen.name, seen.where)
         count = _seen_before.get(key, 0) + 1
         if count == 1 and len(_seen_before) >= MAX_FACTS:
             return
@@ -178,7 +182,7 @@ class CallErrors:
             hook=self._hook,
             layer=about.layer,
             step=about.step,
-            connector=self._index,
+            connector=index,
             type=seen.name,
             message=seen.message,
             where=seen.where,
@@ -186,7 +190,7 @@ class CallErrors:
             asked_by=about.asked_by,
             ended=caught.ended,
             went_on=caught.went_on,
-            observed_calls=_observed.get((self._hook, self._index), 0),
+            observed_calls=_observed.get((self._hook, index), 0),
             count=count,
             logged=caught.logged or logs.emitted() > self._logged,
             broad=seen.broad,
@@ -278,7 +282,7 @@ def _place_of(trace: TracebackType) -> str:
     return traces.place(trace.tb_frame.f_code, trace.tb_lineno)
 
 
-def _broad_place(trace: TracebackType | None, error: BaseException, owner: Owner) -> str | None:
+def _broad_place(trace: TracebackType | None, error: BaseException, owner: Owner | OwnerToCome) -> str | None:
     """The frame of the connector's whose handler for anything took an exception; None for any other."""
     if trace is None or not owner.owns(_file(trace)):
         return None
@@ -286,7 +290,9 @@ def _broad_place(trace: TracebackType | None, error: BaseException, owner: Owner
     return _place_of(trace) if handlers.takes_anything(trace.tb_frame.f_code, trace.tb_lasti, names) else None
 
 
-def _place(trace: TracebackType | None, error: BaseException, owner: Owner, background: bool) -> str | None:
+def _place(
+    trace: TracebackType | None, error: BaseException, owner: Owner | OwnerToCome, background: bool
+) -> str | None:
     """Innermost frame of the connector's; None for ordinary control flow, and for what the
     connector's code did not itself handle (in the background: what did not pass through it)."""
     # without the executor or event loop that ran it

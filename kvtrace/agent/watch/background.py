@@ -106,7 +106,8 @@ def _start(original: Any) -> Any:
     def start(self: Any) -> Any:
         origin = _origin()
         if origin is not None:
-            _starting[id(self)] = origin
+            # What a connector starts as it is made works for whoever asks it later.
+            _starting[id(self)] = origin if origin.step else origin._replace(hook="")
         try:
             return original(self)
         except BaseException:

@@ -178,7 +178,7 @@ class _WatchedCall:
         self._files = Files()
         self._escapes = Escapes(to_the_end=bool(STATES.layers))
         self._owner = owners.owner_of(hooked.index) or owners.register(connector, hooked.index)
-        self._swallowed = CallErrors(hooked.hook.name, hooked.index, hooked.role, self._owner)
+        self._swallowed = CallErrors(hooked.hook.name, hooked.role, self._owner)
 
     def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
         began = clock()

@@ -131,10 +131,8 @@ class Work:
         """Also where torch, or the connector, came after this thread began. Past the budget only what the
         work was for is kept, and the exception in which it ends."""
         if self._swallowed is None:
-            index = self._index()
-            owner = owners.owner_of(index) if index else None
-            if owner is not None:
-                self._swallowed = CallErrors(self.kind, index, Role.WORKER, owner)
+            owner = owners.owner_of(self._index()) or owners.OwnerToCome(self._file)
+            self._swallowed = CallErrors(self.kind, Role.WORKER, owner, self._goes_on)
         if not POLICY.background(self.origin.step):
             if self._swallowed is not None:
                 self._swallowed.stop()
@@ -209,6 +207,14 @@ class Work:
         if not AGENT.worker.step:
             AGENT.flush()  # no step is under way at whose end it would be written
         POLICY.spent(cost + clock() - began)
+
+    def _goes_on(self) -> None:
+        """All that was raised so far in a loop that nothing need end was handled."""
+        if self._swallowed is not None:
+            POLICY.spent(self._swallowed.raises.cost())
+            self._swallowed.report(None, About(self.origin.layer, self.origin.step, self.origin.hook))
+            if not POLICY.background(self.origin.step):
+                self._swallowed.stop()
 
     def write_so_far(self) -> None:
         """From another thread. Never raises."""
