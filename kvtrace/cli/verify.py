@@ -72,7 +72,7 @@ def verify(
         help="How far KV that comes back may be from what was computed, on the mean of a layer; 0% for none.",
     ),
     hook_share: str = typer.Option(
-        "", "--hook-share", metavar="SHARE", help="Share of a step's time that one hook may take."
+        "", "--hook-share", metavar="SHARE", help="Share of the steps' time that one hook may take."
     ),
     all_units: bool = typer.Option(
         False, "--all-units", help="The connector promises to take every whole unit of a prompt."

@@ -26,8 +26,6 @@ from kvtrace.trace.format import SPOOL_DIR, WORDS, Kind, Role
 from kvtrace.trace.reader import Records, SpoolError, spool_paths
 
 IDENT = "kvverify"
-HARDEST = 0.25
-"""Of the workers' time: how much of it the steps make up in which a hook takes most."""
 _NUMBER = re.compile(rf"{IDENT}-(\d+)(?!\d)")
 
 
@@ -98,8 +96,7 @@ class Evidence:
     """Number of a request -> as each engine saw it (of a prefill and a decode server two)."""
     run: Run | None = None
     hook_shares: Mapping[str, float] = field(default_factory=dict)
-    """Hook -> the share that it takes of each step of those in which it takes most, that make up HARDEST of a
-    worker's time: most steps of these workloads load or decode, and no slow save is in them."""
+    """Hook -> the part that it takes of a worker's steps, by their time."""
 
     def of(self, number: int) -> RequestSeen | None:
         """As the engine saw it that answered it, the last one; saved by any of them."""
@@ -196,10 +193,7 @@ def _hook_shares(scanned: SpoolScan) -> dict[str, float]:
         own = inside & (codes == hook.code)
         if hook.in_step and own.any():
             spent = np.bincount(at[own], (calls.t1 - calls.t0)[own], len(step))
-            shares = np.minimum(1.0, spent / np.maximum(spans, 1.0))
-            hardest = np.argsort(-shares)
-            reached = np.searchsorted(np.cumsum(spans[hardest]), HARDEST * spans.sum())
-            found[hook.name] = float(shares[hardest[min(reached, len(step) - 1)]])
+            found[hook.name] = float(np.minimum(spent, spans).sum() / spans.sum())
     return found
 
 

@@ -705,7 +705,7 @@ def test_a_hook_that_fills_the_steps_it_works_in_holds_them_up(monkeypatch: pyte
         assert judged(hook_share, taken)[0].verdict.answer is answer
 
 
-def test_a_share_of_the_steps_is_of_those_a_hook_takes_most_of() -> None:
+def test_a_hooks_share_is_of_the_time_of_all_steps() -> None:
     save = pack_head(Kind.HOOK, Role.WORKER, hooks.SAVE_LAYER.code, 1, 0)
     records: list[tuple[int, ...]] = []
     for step in range(1, 11):  # ten steps of 100 ns; in three of them four calls of 20 ns, else of 1 ns
@@ -715,6 +715,6 @@ def test_a_share_of_the_steps_is_of_those_a_hook_takes_most_of() -> None:
     kinds = rows.kind(table[:, 0])
     chunks = [(table[:20], kinds[:20]), (table[20:], kinds[20:])]
     spool: Any = SimpleNamespace(calls=lambda: iter(chunks))
-    assert _hook_shares(spool) == {hooks.SAVE_LAYER.name: 0.8}
+    assert _hook_shares(spool) == {hooks.SAVE_LAYER.name: 0.268}
     nothing: Any = SimpleNamespace(calls=lambda: iter(()))
     assert _hook_shares(nothing) == {}

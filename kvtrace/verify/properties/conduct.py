@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
-from kvtrace.verify.evidence import HARDEST, unfinished_saves
+from kvtrace.verify.evidence import unfinished_saves
 from kvtrace.verify.observed import Asked, Observed
 from kvtrace.verify.property import Property
 from kvtrace.words import duration, percent, plural
@@ -82,7 +82,7 @@ def _share(own: list[Asked], what: Observed) -> Verdict:
         return not_observed("no hook was timed in the workers' steps")
     worst = max(shares, key=lambda name: shares[name])
     share = shares[worst]
-    says = f"{worst} takes {percent(share)} of a step, in those that make up {percent(HARDEST)} of the time"
+    says = f"{worst} takes {percent(share)} of the time of the steps"
     numbers = {"share": round(share, 4)}
     if not what.settings.share:
         return not_observed(f"{says}; no share was stated (--hook-share)", numbers=numbers)
@@ -95,5 +95,5 @@ PROPERTIES = (
     Property("nothing-hangs", "Every request is answered", _hangs),
     Property("blocks-given-back", "Blocks are given back when requests are over", _blocks),
     Property("finish-told", "The end of each asynchronous save and load is told", _told),
-    Property("hook-share", "No hook holds up the step for more than the stated share", _share),
+    Property("hook-share", "No hook takes more than the stated share of the steps' time", _share),
 )
