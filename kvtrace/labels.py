@@ -48,7 +48,7 @@ LABELS: dict[str, str] = {
     # not loaded
     "never-looked-up": "never asked for",
     "lookup-miss": "not in the store",
-    "key-mismatch": "stored under another key",
+    "key-mismatch": "saved before, and not found",
     "lookup-clamped": "found, not taken",
     "load-failed": "the load failed",
     "load-not-injected": "accepted, never written",

@@ -97,6 +97,16 @@ def test_key_mismatch(tmp_path: Path) -> None:
     assert "See whether the entry is there at the lookup" in words(finding)
 
 
+@pytest.mark.parametrize(("prompt", "severity"), [(129, "fault"), (150, "limit")])
+def test_a_miss_beside_hits_may_be_a_choice(tmp_path: Path, prompt: int, severity: str) -> None:
+    """Keys that match elsewhere do not match here for one reason that is known: the rounding."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [161, 161, prompt, prompt], [160, 0, 128, 128], [0, 160, 0, 0])
+    (finding,) = [one for one in analyse(sim).findings if one.id == "key-mismatch"]
+    assert finding.severity == severity
+    assert ("does it decline some" in finding.title) == (severity == "limit")
+
+
 def test_a_connector_whose_lookup_is_a_constant_only_pushes(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"_block_size": 32}, noop=("get_num_new_matched_tokens",))
     again(sim, [129, 129, 129], [128, 128, 128], [0, 0, 0])

@@ -29,7 +29,7 @@ CAUSE = Cause(
         "request with the same tokens is looked up and gets the answer 0. "
         "Or no lookup of the run finds anything, though prompts were saved and left the process, or are not "
         "stored again. A choice to confirm where the connector was seen to remove or empty files that it "
-        "wrote."
+        "wrote, or where it does find other prompts that it saved."
     ),
     remedy=(
         "See whether the entry is there at the lookup: a store that was emptied, or an index that was never "
@@ -42,6 +42,7 @@ CAUSE = Cause(
 
 def rule(case: Case) -> Results:
     repeated = [row for row in case.run.load_rows if row.saved_before > row.local and row.answer is not None]
+    hits = [row for row in repeated if (row.answer or 0) > 0]
     lost = loads.affected(case, CAUSE)
     if not lost and (never := _never_found(case)):
         yield _unfound(case, never)
@@ -50,7 +51,6 @@ def rule(case: Case) -> Results:
         if apart := loads.missed_elsewhere(case):
             yield CAUSE.not_observed(loads.NOT_COMPARED.format(lookups=plural(len(apart), "lookup")))
             return
-        hits = [row for row in repeated if (row.answer or 0) > 0]
         if hits and len(hits) == len(repeated):
             whose = of_all(len(hits), len(repeated), "prompt")
             yield CAUSE.ruled_out(f"{whose} that this run had saved before, found again by the lookup")
@@ -77,14 +77,21 @@ def rule(case: Case) -> Results:
             "remedy": _remedy(case, lost),
             "headline": "what was saved is not found by the lookup",
         },
+        declines=bool(hits) and (_remainder(case, lost) or (0, 0))[1] != 1,
     )
 
 
 def _finding(
-    case: Case, found: list[tuple[LoadOf, str, int]], lookups: str, again: float, given: Fields
+    case: Case,
+    found: list[tuple[LoadOf, str, int]],
+    lookups: str,
+    again: float,
+    given: Fields,
+    declines: bool = False,
 ) -> Finding:
     """``found``: lookups, each with the id of the request that had saved its tokens, and how many.
-    ``lookups``: how many of them. ``again``: tokens that were computed again."""
+    ``lookups``: how many of them. ``again``: tokens that were computed again. ``declines``: the keys of other
+    prompts do match: it may decline what it finds, as where few are to load at a time."""
     caught = caught_where_it_saves(case)
     gone = [sizes.removed_in_words(one) for one in sizes.removed(case)]
     # An index that an exception kept from being written answers as another key does.
@@ -95,7 +102,7 @@ def _finding(
     )
     values: Fields = {
         **given,
-        "severity": LIMIT if gone else FAULT,
+        "severity": LIMIT if gone or declines else FAULT,
         "evidence": given["evidence"] + gone + caught,
         "events": [
             Event(row.id, row.step, f"{count(kept)} tokens saved by {by}; lookup 0")
@@ -103,8 +110,11 @@ def _finding(
         ],
         "remedy": first + given["remedy"],
     }
-    removes = " The connector removes what it stored: is that meant?" if gone else ""
-    return loads.finding(case, CAUSE, title + removes, **values)
+    if gone:
+        title += " The connector removes what it stored: is that meant?"
+    elif declines:
+        title += " It finds others: does it decline some of what it finds?"
+    return loads.finding(case, CAUSE, title, **values)
 
 
 def _connectors(case: Case, found: list[tuple[LoadOf, str, int]]) -> str:

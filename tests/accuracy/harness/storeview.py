@@ -123,6 +123,13 @@ class StoreView:
             with (self.folder / "arena.bin").open("rb") as file:
                 file.seek(place * size)
                 return self._floats(file.read(size))
+        if self.kind == "places":
+            place = json.loads((self.folder / "index.json").read_text())["places"][name]
+            return self._floats((self.folder / f"{place:04d}.kv").read_bytes())
+        if self.kind == "journal":
+            number, at, size = json.loads((self.folder / "index.json").read_text())[name]
+            (path,) = self.folder.glob(f"*-{number:04d}.kv")
+            return self._floats(path.read_bytes()[at : at + size])
         if self.kind == "shm":
             return self._read_segment(name)
         data = self._ask("GET", name)

@@ -93,6 +93,9 @@ DESIGNS: tuple[Design, ...] = (
             pack=("bf16",)),
     _design("kept-under-preemption", "blocks are held until they are saved, also while memory is short",
             "pressure", place=("held", "deferred"), role=("producer",)),
+    _design("one-load", "of the requests of a step at most one loads, the others compute", "together-again",
+            role=("both",), load=(*SYNC, "async"), prefix_caching=(False,), family=("units", "prefix"),
+            unit_from=("option", "constant", "block")),
     _design("opt-out", "a request may ask not to be stored (kv_transfer_params)", "opt-out", place=HOOKS,
             prefix_caching=(False,), **PROMPTS, **PUSH),
 )  # fmt: skip

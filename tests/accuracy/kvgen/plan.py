@@ -26,7 +26,7 @@ from kvgen.stores import (
 )
 from kvgen.workload import Round, draw_rounds
 
-VERSION = 3
+VERSION = 4
 """Goes into every draw: a new version of the generator gives new connectors."""
 _WHOLE = frozenset(("whole-units", "workloads", "lengths"))
 """Properties of verify that rest on every whole unit of a prompt coming back."""
@@ -122,7 +122,7 @@ SLOTS = ("slot-tensor", "slot-list")
 WHOLE = ("prefix", "request-whole", "request-exact")
 """Families whose records hold a whole prefix."""
 
-NO_INDEX_OF_ITS_OWN = ("container", "arena", "pwrite")
+NO_INDEX_OF_ITS_OWN = ("container", "arena", "pwrite", "places", "journal")
 BY_ADDRESS = ("numpy", "address")
 """Stores whose index lives in one object: the scheduler's object knows nothing of the worker's."""
 
@@ -470,7 +470,7 @@ def _scheduler_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     yield c["multi"] and (c["role"] != "producer" or c["place"] not in HOOKS or c["unit_from"] == "budget")
     yield c["multi"] and (c["family"] not in ("units", "prefix") or c["work"] == "pressure")
     yield c["defer"] and c["load"] == "none"
-    yield c["async_scheduling"] and (c["decode"] or c["work"] in ("decode", "pressure"))
+    yield c["async_scheduling"] and (c["decode"] or c["work"] in ("decode", "pressure", "resumed"))
     deltas = c["form"] == "deltas"
     yield deltas and (
         c["tracker"] != "table" or c["decide"] != "stream" or c["dedupe"] != "none" or c["decode"]
@@ -495,7 +495,11 @@ def _worker_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     yield c["place"] == "deferred" and c["run"] != "inline"
     yield c["store_kind"] not in FLAWS[c["store_flaw"]]
     # the last of several threads to write is not known
-    yield c["store_kind"] in ("container", "arena") and c["run"] == "pool" and c["load"] != "none"
+    yield (
+        c["store_kind"] in ("container", "arena", "places", "journal")
+        and c["run"] == "pool"
+        and c["load"] != "none"
+    )
     # places of one size
     yield c["store_kind"] == "arena" and c["covers"] == "whole"
     yield c["pack"] != "plain" and (c["store_kind"] not in PACKED_KINDS or c["store_flaw"] == "cut")
@@ -646,7 +650,7 @@ def _enough_blocks(plan: Plan) -> int:
     )
     if plan.fault in ("late-read", "thread-reads-late"):
         return most + 2
-    if plan.work == "pressure":
+    if plan.work in ("pressure", "resumed"):
         longest = max(len(p) + r.max_tokens for r in plan.rounds for p in r.prompts) // plan.block + 3
         return max(longest, most * 3 // 5) + 1
     return max(plan.blocks, most + 16)

@@ -46,6 +46,8 @@ def init(w: Writer) -> str:
         lines.append("self._once = set()")
     if w.is_("remainder-never-offered"):
         lines.append("self._partly = set()")
+    if w.is_("one-load"):
+        lines.append("self._loads_one = False")
     if w.is_("never-offered"):
         lines.append("self._wanted = set()" if w.plan.variant % 2 else "self._mode = 'auto'")
     return "\n".join(lines)
@@ -139,6 +141,11 @@ def _lookup(w: Writer) -> str:
         f"while n >= request.num_prompt_tokens:\n    n -= {u}" if plan.family != "prefix" else "",
         "if n <= num_computed_tokens:",
         "    return 0, False",
+        *(
+            ["if self._loads_one:", "    return 0, False", "self._loads_one = True"]
+            if w.is_("one-load")
+            else []
+        ),
         f"{w.attribute('hits')}[request.request_id] = num_computed_tokens",
         f"return n - num_computed_tokens, {plan.load == 'async'}",
     ]
@@ -173,6 +180,7 @@ def _compose(w: Writer) -> str:
             f"    keys = {w.call('keys_of')}(toks[:hi], req)",
             f"    {w.call('add_get')}(meta, rid, toks[:hi], keys, table, {low}, hi)",
             f"{w.attribute('due')}.clear()",
+            *(["self._loads_one = False"] if w.is_("one-load") else []),
         ]
     if w.saves:
         lines += _compose_stores(w)
@@ -241,15 +249,20 @@ def _tracker(w: Writer) -> list[str]:
     ]
     if tracker == "first-step" or first_only:
         return lines + gone
+    back = [
+        "    if rid in cached.resumed_req_ids:",
+        "        st.table = list(fresh[0])",
+        "    elif fresh is not None:",
+    ]
+    if w.is_("table-appended"):
+        back = ["    if fresh is not None:"]
     return [
         *lines,
         "cached = scheduler_output.scheduled_cached_reqs",
         "for i, rid in enumerate(cached.req_ids):",
         f"    st = {open_}[rid]",
         "    fresh = cached.new_block_ids[i]",
-        "    if rid in cached.resumed_req_ids:",
-        "        st.table = list(fresh[0])",
-        "    elif fresh is not None:",
+        *back,
         "        st.table.extend(fresh[0])",
         f"    {offer}(meta, rid, st, cached.num_computed_tokens[i] + {scheduled}[rid])",
         *gone,

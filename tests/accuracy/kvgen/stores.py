@@ -15,10 +15,12 @@ FILE_KINDS = ("npy", "safetensors", "raw", "pt")
 SERVER_KINDS = ("frame", "line", "http")
 KINDS = (
     *FILE_KINDS, "container", "memory", "sqlite", *SERVER_KINDS, "shm", "arena", "pwrite", "daemon", "writer",
+    "places", "journal",
 )  # fmt: skip
 """``arena``: a mapped file of equal places; ``pwrite``: a file made at full size and written in place;
 ``daemon``: a process of the connector's own behind a Unix socket; ``writer``: a forked process that gets
-records through a queue and writes files."""
+records through a queue and writes files; ``places``: numbered files, each of one record, that are written
+anew; ``journal``: a file that grows, is copied into a segment when it is full, and removed."""
 
 SEEN_BY_SIZE = (*FILE_KINDS, "container")
 """Stores of which names and sizes of files tell from outside how much came to rest: this process writes."""
@@ -27,7 +29,9 @@ PACKS = ("plain", "zlib", "pickle", "header", "lzma", "shuffle", "xor")
 COMPRESSING = ("zlib", "lzma")
 LOSSY_PACKS = ("int8", "int8-rows", "fp8", "bf16")
 """What is read back differs from what was written, within a bound (see harness/lossy.py)."""
-PACKED_KINDS = ("raw", "container", "memory", "sqlite", *SERVER_KINDS, "pwrite", "daemon", "writer")
+PACKED_KINDS = (
+    "raw", "container", "memory", "sqlite", *SERVER_KINDS, "pwrite", "daemon", "writer", "places", "journal",
+)  # fmt: skip
 HEADER = b"KVTENSOR" + bytes(8)
 SECRET = b"no key of any use"
 ROW = 128
@@ -63,8 +67,8 @@ SILENT = {
 }
 LATER = {
     "evict": (*FILE_KINDS, "memory", "sqlite", "http", "frame"),
-    "wrap": ("arena",),
-    "ring": ("arena",),
+    "wrap": ("arena", "places"),
+    "ring": ("arena", "places"),
     "newest": FILE_KINDS,
     "wipe": FILE_KINDS,
     "ttl": (*FILE_KINDS, "memory", "sqlite"),
@@ -764,6 +768,118 @@ class @CLS@:
 """
 
 
+def _places(choice: StoreChoice) -> str:
+    """Numbered files; an index beside them says which name has which of them."""
+    count = choice.limit if choice.flaw in ("wrap", "ring") else 4096
+    forget = "@DEL@"
+    if choice.flaw == "ring":
+        forget = "                self._index = {n: p for n, p in self._index.items() if p != place}"
+    return f"""
+class @CLS@:
+    PLACES = {count}
+
+    def __init__(self, root):
+        self._root = pathlib.Path(root)
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._index = {{}}
+        self._guard = threading.Lock()
+        self._next = 0
+@INIT@
+
+    def @PUT@(self, name, tensor):
+@HEAD@
+        data = _packed(tensor)
+        with self._guard:
+            place = self._index.get(name)
+            if place is None:
+                place = self._next % self.PLACES
+                self._next += 1
+{forget}
+            (self._root / f"{{place:04d}}.kv").write_bytes(data)
+            self._index[name] = place
+            (self._root / "index.json").write_text(json.dumps({{"size": 0, "places": self._index}}))
+@TAIL@
+
+    def @GET@(self, name):
+@GETHEAD@
+        place = self._index.get(name)
+        if place is None:
+            return None
+        return _floats((self._root / f"{{place:04d}}.kv").read_bytes())
+
+    def @HAS@(self, name):
+        return name in self._index
+
+    def @DROP@(self, name):
+        self._index.pop(name, None)
+
+    def @CLOSE@(self):
+        pass
+"""
+
+
+def _journal(choice: StoreChoice) -> str:
+    return """
+class @CLS@:
+    FULL = 8
+
+    def __init__(self, root):
+        self._root = pathlib.Path(root)
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._where = {}
+        self._guard = threading.Lock()
+        self._number = self._records = 0
+@INIT@
+
+    def _path(self, number):
+        found = self._root / f"segment-{number:04d}.kv"
+        return found if found.exists() else self._root / f"journal-{number:04d}.kv"
+
+    def @PUT@(self, name, tensor):
+@HEAD@
+        data = _packed(tensor)
+        with self._guard:
+            with open(self._root / f"journal-{self._number:04d}.kv", "ab") as file:
+                at = file.tell()
+                file.write(data)
+            self._where[name] = (self._number, at, len(data))
+            self._records += 1
+            if self._records == self.FULL:
+                self._seal()
+            (self._root / "index.json").write_text(json.dumps(self._where))
+@TAIL@
+
+    def _seal(self):
+        full = self._root / f"journal-{self._number:04d}.kv"
+        sealed = self._root / f"segment-{self._number:04d}.kv"
+        part = sealed.with_suffix(".part")
+        with open(full, "rb") as source, open(part, "wb") as target:
+            shutil.copyfileobj(source, target)
+        os.replace(part, sealed)
+        os.unlink(full)
+        self._number, self._records = self._number + 1, 0
+
+    def @GET@(self, name):
+@GETHEAD@
+        with self._guard:
+            if name not in self._where:
+                return None
+            number, at, size = self._where[name]
+            with open(self._path(number), "rb") as file:
+                file.seek(at)
+                return _floats(file.read(size))
+
+    def @HAS@(self, name):
+        return name in self._where
+
+    def @DROP@(self, name):
+        self._where.pop(name, None)
+
+    def @CLOSE@(self):
+        pass
+"""
+
+
 def _pwrite(choice: StoreChoice) -> str:
     return """
 class @CLS@:
@@ -1011,4 +1127,6 @@ _BODIES = {
     "pwrite": _pwrite,
     "daemon": _daemon,
     "writer": _writer,
+    "places": _places,
+    "journal": _journal,
 }

@@ -159,6 +159,12 @@ def _longer(m: Maker, rng: random.Random) -> tuple[Round, ...]:
     return (_round(first, rng.random() < 0.5, 2), _round(longer, rng.random() < 0.5, rng.choice((9, 12))))
 
 
+def _together_again(m: Maker, rng: random.Random) -> tuple[Round, ...]:
+    """New prompts, then the same again, all at once."""
+    first = [m.tokens(m.whole_units(2) + rng.randint(1, m.unit)) for _ in range(rng.randint(2, 3))]
+    return (_round(first, rng.random() < 0.5, 1), _round(first, True, 9))
+
+
 def _same_head(m: Maker, rng: random.Random) -> tuple[Round, ...]:
     """Prompts that share their first block and differ after it, one after another."""
     head = m.tokens(m.block)
@@ -175,8 +181,17 @@ def _same_tail(m: Maker, rng: random.Random) -> tuple[Round, ...]:
 
 def _pressure(m: Maker, rng: random.Random) -> tuple[Round, ...]:
     """More at once than the KV cache holds: some requests are preempted and come back."""
+    return _more_than_fits(m, rng, m.block)
+
+
+def _resumed(m: Maker, rng: random.Random) -> tuple[Round, ...]:
+    """The same, and those that come back go on for a block and more."""
+    return _more_than_fits(m, rng, 3 * m.block)
+
+
+def _more_than_fits(m: Maker, rng: random.Random, answer: int) -> tuple[Round, ...]:
     prompts = [m.tokens(m.whole_units() + rng.randrange(m.unit)) for _ in range(rng.randint(4, 5))]
-    return (_round(prompts, True, m.block + rng.randrange(8, 24)),)
+    return (_round(prompts, True, answer + rng.randrange(8, 24)),)
 
 
 def _aborts(m: Maker, rng: random.Random) -> tuple[Round, ...]:
@@ -263,4 +278,6 @@ _KINDS = {
     "same-tail": _same_tail,
     "aborts": _aborts,
     "pressure": _pressure,
+    "resumed": _resumed,
+    "together-again": _together_again,
 }
