@@ -33,11 +33,6 @@ _BLOCKS_NAME = re.compile(
     r"(block|page)s?_?(per|each|in)|per_?(unit|chunk|segment)|_(blocks|pages)$", re.IGNORECASE
 )
 """Names of a number of blocks."""
-_STATE_NAME = re.compile(
-    r"(^|_|\.)(left|remain\w*|free|used|pending|in_?flight|retr\w+|threads?|workers?|rank|port)$",
-    re.IGNORECASE,
-)
-"""Names of a number that is no number of blocks of a unit: it counts what is left, or something else."""
 _BATCHED_NAME = re.compile(r"batch|token", re.IGNORECASE)
 """Names under which a connector keeps max_num_batched_tokens."""
 
@@ -89,7 +84,6 @@ class Unit:
     where: str  # where the number comes from, for people
     attributes: tuple[str, ...]  # the connector's integers with this value
     both_fit: bool = False  # kept_back 0 and 1 both give every store of the run, and neither is known
-    also: tuple[int, ...] = ()  # smaller block sizes that give every store as well
     larger: tuple[int, ...] = ()  # larger numbers with a name that give every store as well
 
     @property
@@ -230,13 +224,16 @@ def _infer(
             fits.append(candidate)
     fits = [fit for fit in fits if _gives_all(fit, decided, silent)] or fits
     of_all = [fit for fit in fits if all(_gives(fit, sample, engine.block_size) for sample in unsure)]
-    chosen = _with_stores(of_all or fits, silent) if stores else _without_stores(fits, bool(decided), silent)
+    if stores:
+        # The largest number that the connector calls a unit; else the block, the plainest reading.
+        chosen = max(of_all or fits, key=lambda fit: fit.plainness, default=None)
+    else:
+        chosen = _without_stores(fits, bool(decided), silent)
     if chosen is None:
         return None
-    smaller = tuple(fit.value for fit in fits if fit.block and fit.value < chosen.value)
-    larger = tuple(fit.value for fit in fits if fit.value > chosen.value)
     named = _named(chosen, engine, command)
-    return replace(named, also=smaller, larger=larger) if stores else named
+    larger = tuple(fit.value for fit in fits if fit.value > chosen.value)
+    return replace(named, larger=larger) if stores else named
 
 
 def _unnamed(kept: Sequence[Sample], silent: Sequence[Sample], held: Sequence[Sample] = ()) -> Unit | None:
@@ -275,8 +272,7 @@ def _candidates(engine: Engine) -> list[_Candidate]:
     for name, value in ints:
         found[value].attributes += (name,)
     for name, value in (*_integers(engine.extra), *ints):
-        counts = 1 < value <= _MOST_BLOCKS and not _STATE_NAME.search(name)
-        if counts and value % max(1, engine.block_size):
+        if 1 < value <= _MOST_BLOCKS and value % max(1, engine.block_size):
             found[value * engine.block_size].times += (name,)
     others = {name: value for name, value in ints if value != engine.block_size}
     for value, candidate in found.items():
@@ -337,21 +333,6 @@ def _gives_all(fit: _Candidate, decided: Sequence[Sample], silent: Sequence[Samp
 
 def _below(sample: Sample, fit: _Candidate) -> bool:
     return not fit.aligned(sample.prompt) or (sample.after_empty and sample.prompt <= fit.value + 1)
-
-
-def _with_stores(fits: list[_Candidate], silent: Sequence[Sample]) -> _Candidate | None:
-    """Where several numbers fit what was stored, the one that also explains everyone who is not in the
-    metadata at all; else the largest one that the connector calls a unit; else the block, the
-    plainest reading."""
-    if not fits:
-        return None
-
-    def explained(fit: _Candidate) -> int:
-        return sum(_below(sample, fit) for sample in silent)
-
-    plain = max(fits, key=lambda fit: fit.plainness)
-    best = max(fits, key=lambda fit: (explained(fit), fit.plainness))
-    return best if explained(plain) < explained(best) == len(silent) else plain
 
 
 def _without_stores(fits: list[_Candidate], offered: bool, silent: Sequence[Sample]) -> _Candidate | None:

@@ -14,7 +14,7 @@ from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Lost
 from kvtrace.ledger.run import Engine
 from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
-from kvtrace.words import count, listed, of_all, plural
+from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
     id="below-save-granularity",
@@ -83,10 +83,9 @@ def rule(case: Case) -> Results:
         whole = all(unit.aligned(request.prompt) == request.prompt for request in case.of_engine(tag))
         if not stored or not (whole or all_accounted(case)):
             return  # why the rest of a prompt was lost may be hidden by what lost the prompt
-        also = f", and of {listed(map(str, unit.also))} (the block size) just as well" if unit.also else ""
         verb = "fills" if stored == 1 else "fill"
         yield CAUSE.ruled_out(
-            f"units of {unit.value} tokens ({unit.where}){also}; {plural(stored, 'prompt')} {verb} them"
+            f"units of {unit.value} tokens ({unit.where}); {plural(stored, 'prompt')} {verb} them"
         )
 
 
