@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import sizes, unstored
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.ledger.reported import HARMLESS
 from kvtrace.words import plural
 
 CAUSE = Cause(
@@ -37,7 +38,8 @@ def rule(case: Case) -> Results:
         )
         return
     narrower = list(sizes.narrower(case))
-    if narrower and not (case.run.exceptions or case.run.swallowed):  # else that is why
+    caught = [fact for fact in case.run.swallowed if fact.type not in HARMLESS]
+    if narrower and not (case.run.exceptions or caught):  # else that is why
         missing = sum(map(sizes.never_came, narrower))
         amount = f": those of about {plural(missing, 'token')} came to no file" if missing else ""
         yield case.finding(
