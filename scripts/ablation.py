@@ -140,7 +140,6 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
-    Rule("causes: units without a name", "kvtrace.causes.evidence.unit:_unnamed", _none),
     *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),
 )
 

@@ -8,7 +8,6 @@ every store decision of the run equals ``floor((prompt - d) / unit) * unit`` wit
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,6 @@ from kvtrace.trace.facts import UNIT_NAME
 _MAX_UNIT = 1 << 24
 _MOST_BLOCKS = 64
 """A number of the connector's up to this one may count the blocks of a unit."""
-_LEAST_UNNAMED = 16
-"""Tokens of a unit that no number names, at least."""
 
 _LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
 """Names of a number below which nothing is stored."""
@@ -79,7 +76,7 @@ class Sample:
 class Unit:
     value: int
     kept_back: int  # d
-    kind: str  # max_num_batched_tokens | block_size | extra | attribute | blocks | unnamed
+    kind: str  # max_num_batched_tokens | block_size | extra | attribute | blocks
     setting: str  # what a user sets it by, where a name says that it is the unit; "" where none does
     where: str  # where the number comes from, for people
     attributes: tuple[str, ...]  # the connector's integers with this value
@@ -159,7 +156,6 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     samples = [sample for sample in samples if sample.heard]
     kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
-    held = [sample for sample in samples if sample.held is not None and not sample.loaded]
     unsure_too = [*unsure, *(sample for sample in samples if sample.held is not None and sample.loaded)]
     # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
     named = [sample for sample in samples if sample.taken is None and sample.stores]
@@ -167,10 +163,6 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     if kept:
         seen = _infer(engine, [*kept, *named], silent, command, unsure_too)
         seen = seen or _infer(engine, kept, silent, command, unsure_too)
-    if kept and not (seen and _none_fills(seen, silent)):
-        seen = _unnamed(kept, silent, held) or _unnamed(kept, silent) or seen
-    elif seen and not _none_fills(seen, (), held):
-        seen = _unnamed(kept, silent, held) or seen
     if seen:
         return seen
     decided = [sample for sample in samples if sample.stores]
@@ -234,32 +226,6 @@ def _infer(
     named = _named(chosen, engine, command)
     larger = tuple(fit.value for fit in fits if fit.value > chosen.value)
     return replace(named, larger=larger) if stores else named
-
-
-def _unnamed(kept: Sequence[Sample], silent: Sequence[Sample], held: Sequence[Sample] = ()) -> Unit | None:
-    """The smallest unit that gives all that was kept, and no prompt that was left out as a whole or behind
-    what earlier stores hold of it, where no number with a name does; of two requests or more, unless no other
-    one was left out. A larger one that gives as much would explain more than was seen."""
-    if all(sample.taken == sample.prompt for sample in kept):
-        return None  # prompts that were kept as a whole tell of no unit
-    common = math.gcd(*(sample.taken or 0 for sample in kept))
-    if common < _LEAST_UNNAMED or (len(kept) < 2 and silent):
-        return None
-    where = "no number of the connector's or the engine's by name"
-    for value in (part for part in range(_LEAST_UNNAMED, common + 1) if not common % part):
-        for d in (0, 1):
-            unit = Unit(value, d, "unnamed", "", where, ())
-            whole = all(unit.aligned(sample.prompt) == sample.taken for sample in kept)
-            if whole and _none_fills(unit, silent, held):
-                return unit
-    return None
-
-
-def _none_fills(unit: Unit, silent: Sequence[Sample], held: Sequence[Sample] = ()) -> bool:
-    """Whether no prompt that was left out fills a unit, or one more behind what earlier stores hold of it."""
-    return all(unit.aligned(s.prompt) == 0 for s in silent) and all(
-        unit.aligned(s.prompt) <= (s.held or 0) for s in held
-    )
 
 
 def _candidates(engine: Engine) -> list[_Candidate]:
