@@ -360,6 +360,17 @@ def test_what_the_store_had_before_the_run_is_not_wrong(tmp_path: Path) -> None:
     assert unsure(cache.loads("c", [5, 99, 7, 9]).run(), 4)
 
 
+def test_loaded_blocks_that_the_gpu_keeps_excuse_no_load(tmp_path: Path) -> None:
+    """A third request takes them from the GPU's prefix cache: they are no KV that was there before the run."""
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 7, 8])
+    cache.sim.arrive(Prompt("c", 4 * BLOCK, digest=A[-1], prefixes=A))
+    cache.sim.lookup("c", 3 * BLOCK, 0, 0)
+    cache.sim.step([Chunk("c", 3 * BLOCK, BLOCK, first=True)], prompts={"c": 4 * BLOCK})
+    cache.sim.prints("c", [5, 99, 7, 8])
+    run = cache.run()
+    assert lost(run) == BLOCK and run.compared == {"equal": 2, "wrong": 1}
+
+
 def test_where_one_computation_was_not_printed_nothing_is_wrong(tmp_path: Path) -> None:
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("b", [])
     assert unsure(cache.loads("c", [5, 99, 7, 8]).run(), 1)

@@ -276,15 +276,19 @@ class _Judge:
         """(row, step, fingerprint) -> begin of the first such block that was loaded."""
         self._strange: dict[tuple[int, int], set[int]] = defaultdict(set)
         """(digest, end) -> fingerprints of unknown origin: what the store may have held before."""
-        for block in (block for one in workers for block in one.blocks):
+        loaded = set[tuple[int, int]]()
+        """(fingerprint, end) of blocks that were loaded: the GPU's own prefix cache keeps them."""
+        blocks = (block for one in workers for block in one.blocks)
+        for block in sorted(blocks, key=lambda block: block.step):
             if block.origin is Origin.COMPUTED:
                 self._computed[block.row, block.end].append(block)
                 self._by_value[block.value].append(block)
-            elif block.origin is Origin.OTHER:
-                self._strange[prefixes.digest(block.row, block.end), block.end].add(block.value)
-            else:
+            elif block.origin is Origin.LOADED:
+                loaded.add((block.value, block.end))
                 key = block.row, block.step, block.value
                 self._in_step[key] = min(self._in_step.get(key, block.start), block.start)
+            elif (block.value, block.end) not in loaded:
+                self._strange[prefixes.digest(block.row, block.end), block.end].add(block.value)
 
     def loaded(self) -> Iterable[tuple[int, Block]]:
         """(pairs, block) of every loaded block, in the order of the steps."""
