@@ -361,7 +361,7 @@ def test_what_the_store_had_before_the_run_is_not_wrong(tmp_path: Path) -> None:
 
 
 def test_loaded_blocks_that_the_gpu_keeps_excuse_no_load(tmp_path: Path) -> None:
-    """A third request takes them from the GPU's prefix cache: they are no KV that was there before the run."""
+    """A third request has them from the GPU's prefix cache: that is no KV from before the run."""
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 7, 8])
     cache.sim.arrive(Prompt("c", 4 * BLOCK, digest=A[-1], prefixes=A))
     cache.sim.lookup("c", 3 * BLOCK, 0, 0)
