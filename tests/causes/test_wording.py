@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synth import Entry, Policy, Prompt, Rounding, Sim
-from test_rules import analyse, prompts, ruled_out
+from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
+from test_rules import analyse, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis
 
@@ -103,3 +103,14 @@ def test_the_attention_op_is_named(tmp_path: Path) -> None:
     text = ruled_out(diagnosis)["direct-call-bypass"]
     assert text.startswith("unified_attention_with_output ran in 2/2 layer-steps")
     assert diagnosis.stages[3].note.startswith("unified_attention_with_output ran in 2/2 layer-steps")
+
+
+def test_what_a_save_reads_again_was_not_computed_here(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, kv_blocks=64, ints={"unit": 32})
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 64, 0, 0)
+    sim.step([Chunk("a", 64, 64, first=True)], [Entry("a", 128, 128, 0)], prompts={"a": 128})
+    sim.finish("a", 128)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"saved": 128}
+    assert diagnosis.verdict.startswith("All 64 prompt tokens computed here were ")

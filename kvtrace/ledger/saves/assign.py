@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
-from kvtrace.ledger.intervals import length
+from kvtrace.ledger.intervals import length, subtract
 from kvtrace.ledger.loads.outcome import Arrived
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import (
@@ -226,7 +226,8 @@ class _OfRequest:
         return self._rows(amounts, prompts)
 
     def whole(self) -> Rows:
-        """The same in tokens: those of which no pair lost its part."""
+        """The same in tokens: those of which no pair lost its part. What was saved out of the GPU's prefix
+        cache is no prompt that was computed here."""
         tokens: Counter[Outcome] = Counter()
         prompts: Counter[Outcome] = Counter()
         parts = [
@@ -236,7 +237,8 @@ class _OfRequest:
             outcome = least(outcomes)
             if outcome.name != NOT_SAVED:
                 tokens[outcome] += end - start
-                prompts[outcome] += self._of_prompt(start, end)
+                again = list(self._way.reuse.local) if outcome.name == SAVED else []
+                prompts[outcome] += sum(self._of_prompt(*part) for part in subtract([(start, end)], again))
         return self._rows(tokens, prompts)
 
     def kept(self) -> Array:
