@@ -8,6 +8,7 @@ from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Results
 from kvtrace.ledger.run import Worker
+from kvtrace.trace.hooks import BY_NAME
 from kvtrace.words import percent
 
 _SHARE = 0.25
@@ -49,7 +50,7 @@ def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> R
         )
     elif seen:
         most, hook, _ = max(seen, key=lambda one: one[:2])
-        if any(_mostly_idle(worker) for *_, worker in seen):
+        if any(_mostly_idle(worker, hook) for _, hook, worker in seen):
             yield cause.not_observed("most steps had no forward: a hook keeps no token waiting in these")
         elif most >= _SHARE:
             what = f"{hook} takes {percent(most, 1)} of the step"
@@ -58,13 +59,14 @@ def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> R
             yield cause.ruled_out(f"{hook} takes {percent(most, 1)} of the step at most (host clock)")
 
 
-def _mostly_idle(worker: Worker) -> bool:
-    """Whether most steps had no forward, as while a load is waited for: no token waits in these."""
-    return worker.no_forward_steps > worker.steps
+def _mostly_idle(worker: Worker, hook: str) -> bool:
+    """Whether most steps had no forward, as while a load is waited for: no token waits in these, and hooks of
+    layers are called in none of them."""
+    return worker.no_forward_steps > worker.steps and not BY_NAME[hook].layered
 
 
 def _is_slow(share: float, hook: str, worker: Worker) -> bool:
-    if _mostly_idle(worker):
+    if _mostly_idle(worker, hook):
         return False
     took = worker.hook_ns[hook]
     little_else = share >= _MOST_OF_IT and took >= _LEAST_OF_IT_NS

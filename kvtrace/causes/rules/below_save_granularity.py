@@ -115,7 +115,7 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
             "no store is in the metadata of the step that computes its tokens, but in a later one"
         )
         remedy.insert(0, "see whether build_connector_meta offers what a prompt's last step computes")
-    elif short:
+    elif 2 * sum(lost[r.row] for r in short) > sum(lost.values()):
         every = [r for r in case.of_engine(tag) if unit.aligned(r.prompt) == 0]
         which = of_all(len(every), len(case.of_engine(tag)), "prompt")
         which += " is" if len(every) == 1 else " are"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.rule import LIMIT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.contents.compare import ALTERED
 from kvtrace.words import plural
+
+_WHOLE = 0.9
+"""Of the bytes that were read, for which as many came to rest: numbers of fewer bits take less room."""
 
 CAUSE = Cause(
     id="kv-altered",
@@ -14,7 +17,9 @@ CAUSE = Cause(
     meaning="What comes back is not the KV that was stored, but other numbers, in every block.",
     seen_as=(
         "The fingerprints of all loaded blocks that could be compared differ from those of the same tokens "
-        "as they were computed, in all layers, and none is that of other tokens or of another place."
+        "as they were computed, in all layers, and none is that of other tokens or of another place. It is "
+        "a choice to confirm, as of a store of fewer bits; a fault where as many bytes came to rest as were "
+        "read."
     ),
     remedy=(
         "Ask kvtrace verify by how much they differ. Where fewer bits are meant, say so in the connector's "
@@ -27,11 +32,15 @@ CAUSE = Cause(
 def rule(case: Case) -> Results:
     hit = loads.affected(case, CAUSE)
     if hit:
+        reads = [one for one in case.run.outside if one.read]
+        whole = bool(reads) and all(one.accounted >= _WHOLE * one.read for one in reads)
+        meant = "though as many bytes came to rest as were read" if whole else "every block of them"
         yield loads.finding(
             case,
             CAUSE,
             f"{plural(loads.tokens(case, hit, CAUSE), 'token')} came back as other numbers than were "
-            "stored, every block of them. Is that meant?",
+            f"stored, {meant}{'.' if whole else '. Is that meant?'}",
+            severity=FAULT if whole else LIMIT,
             evidence=[
                 f"{plural(case.run.compared.get(ALTERED, 0), 'loaded block')} compared: none equal, none "
                 "known to be other KV",

@@ -194,6 +194,8 @@ def _not_saved(token: Token) -> Outcome:
     end, grade, _, blind = min(token.stores, default=StoreResult(SaveEnd.NOT_DECLARED, Grade.DECLARED))
     if token.stores and end == SaveEnd.PENDING:
         return _PENDING
+    if token.stores and end == SaveEnd.MISPLACED and token.proved:
+        return Outcome(SAVED, grade=Grade.PROVED)
     if token.stale and end >= SaveEnd.NOTHING_READ:
         return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
     if token.stores and end == SaveEnd.NOT_OBSERVED:

@@ -28,8 +28,8 @@ ENV = {
     "TORCHDYNAMO_DISABLE": "1",  # log probabilities alone would be compiled: 18 seconds in each process
 }
 LATE_SECONDS = 0.8
-STUCK_STEPS = 150
-"""Engine steps in a row with nothing to show for, a few milliseconds each."""
+STUCK_STEPS, STUCK_SECONDS = 150, 1.0
+"""Engine steps in a row with nothing to show for, and how long they take at least, before a user goes."""
 
 
 @dataclass
@@ -178,10 +178,13 @@ class Work:
             self._open[name] = request
             self._note_hashes()
         idle = steps = 0
-        while self.engine.has_unfinished_requests() and idle < STUCK_STEPS:
+        last = time.monotonic()
+        while self.engine.has_unfinished_requests() and (
+            idle < STUCK_STEPS or time.monotonic() - last < STUCK_SECONDS
+        ):
             if part.abort_after is not None and steps == part.abort_after:
                 self.engine.abort_request(list(self._open))
-            idle = 0 if self._step() else idle + 1
+            idle, last = (0, time.monotonic()) if self._step() else (idle + 1, last)
             steps += 1
         if self._open and self.engine.has_unfinished_requests():
             self.engine.abort_request(list(self._open))
