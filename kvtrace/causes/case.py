@@ -447,8 +447,7 @@ def _sample(case: Case, request: CaseRequest) -> Sample:
         heard=not another
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if loaded else _reach(case, request),
-        held=request.taken if loaded else before if request.taken == 0 and before and not reused else None,
-        loaded=loaded,
+        held=request.taken if loaded else None,
     )
 
 

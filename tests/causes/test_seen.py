@@ -59,7 +59,7 @@ def test_of_units_for_all_stores_one_fits_what_loads_left_out(tmp_path: Path) ->
     """A prompt that was loaded and fills one block more; some connectors store nothing after a load."""
     engine = run_of(tmp_path, fan=2).engines[0]
     stored = [sample(145, 128), sample(143, 128)]
-    loaded = replace(sample(172, 0), explained=True, taken=None, held=128, loaded=True)
+    loaded = replace(sample(172, 0), explained=True, taken=None, held=128)
     for samples, unit in ((stored, 32), ([*stored, loaded], 64), ([sample(100, 96), loaded], 32)):
         found = infer_unit(engine, samples, [])
         assert found is not None and found.value == unit

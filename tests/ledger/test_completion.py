@@ -82,3 +82,9 @@ def test_what_is_at_rest_is_saved_whatever_the_scheduler_hears(end: SaveEnd, gra
     store = StoreResult(SaveEnd.SAVED, min(grade, Grade.WRITTEN))
     token = Token(stores=(store,), unfinished=end, proved=grade == Grade.PROVED)
     assert decide(token).name == name
+
+
+@pytest.mark.parametrize(("proved", "name"), [(True, SAVED), (False, NOT_SAVED)])
+def test_what_came_back_equal_was_not_misread(proved: bool, name: str) -> None:
+    """That other slots were read is said of a step; the return is of these tokens."""
+    assert decide(Token(stores=(StoreResult(SaveEnd.MISPLACED, Grade.READ),), proved=proved)).name == name

@@ -4,6 +4,7 @@ where nothing else can be."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -19,7 +20,7 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, LoadContents, Sign, judge, signs
 from kvtrace.ledger.requests import ComputedChunk as Computed
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.run import Engine
+from kvtrace.ledger.run import Engine, OutsideBytes
 from kvtrace.terms import LOADED, SAVED, Grade
 from kvtrace.trace import facts
 from kvtrace.trace.format import Fact, Flag, Kind
@@ -462,6 +463,16 @@ def test_wrong_blocks_are_a_fault_with_whose_they_are(tmp_path: Path) -> None:
     assert fault.tokens == BLOCK and fault.grade is Grade.PROVED
     assert any("tokens 0-32 of the same prompt" in line for line in fault.evidence)
     assert "kv-verified" not in {one.id for one in said.ruled_out}
+
+
+@pytest.mark.parametrize(("accounted", "severity"), [(8192, "fault"), (4096, "limit")])
+def test_other_numbers_of_the_same_size_are_no_fewer_bits(
+    tmp_path: Path, accounted: int, severity: str
+) -> None:
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [95, 96, 97, 9]).run()
+    outside = (OutsideBytes("spool", 1, 8192, 8192, 8192, accounted, 64, {}),)
+    (found,) = (one for one in diagnose(replace(run, outside=outside)).findings if one.id == "kv-altered")
+    assert found.severity == severity
 
 
 @pytest.mark.parametrize(("comes", "ident"), [([95, 96, 97], "kv-altered"), ([95, 6, 97], "kv-load-wrong")])

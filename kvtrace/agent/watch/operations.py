@@ -271,24 +271,13 @@ class CopyWatch:
         self.cost += _DISPATCH
         if plan.looks:
             return
-        began = clock()
-        OWN.busy = True
-        tracer = _untraced()
-        try:
-            with sys.modules["torch"]._C.DisableTorchFunction():
-                if plan.aliases and any(self.caches.in_storage(view) for view in tensors(result)[:1]):
-                    return
-                if plan.native is not None:
-                    self._native(plan, args, kwargs, result)
-                else:
-                    self._count(plan, args, kwargs, result)
-        except Exception:
-            self.failed = True
-        finally:
-            OWN.busy = False
-            if tracer is not None:
-                set_trace(tracer)
-            self.cost += clock() - began
+        with self.own():
+            if plan.aliases and any(self.caches.in_storage(view) for view in tensors(result)[:1]):
+                return
+            if plan.native is not None:
+                self._native(plan, args, kwargs, result)
+            else:
+                self._count(plan, args, kwargs, result)
 
     def address(self, args: Any, name: str) -> None:
         """A tensor's memory was asked for by address, with the method of that name."""

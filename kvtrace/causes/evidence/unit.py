@@ -63,8 +63,7 @@ class Sample:
     first_chunk: int | None  # step of its first chunk where several computed it
     heard: bool = True  # its stores, or that it has none, are known
     taken: int | None = None  # how far its prompt was seen to be kept, and no further
-    held: int | None = None  # of one that was not kept: how far earlier requests' stores held it
-    loaded: bool = False  # as far as held it was loaded or reused: some connectors store nothing behind that
+    held: int | None = None  # how far it was loaded or reused: some connectors store nothing behind that
 
     @property
     def first_chunk_only(self) -> bool:
@@ -156,7 +155,7 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     samples = [sample for sample in samples if sample.heard]
     kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
-    unsure_too = [*unsure, *(sample for sample in samples if sample.held is not None and sample.loaded)]
+    unsure_too = [*unsure, *(sample for sample in samples if sample.held is not None)]
     # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
     named = [sample for sample in samples if sample.taken is None and sample.stores]
     seen = None

@@ -112,14 +112,9 @@ def claim_idle(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[In
     steps = set(idle_steps(case, span))
     for fact in case.run.swallowed:
         ended = fact.hook in SAVE_HOOKS and not fact.went_on and fact.type not in HARMLESS
-        if ended and (steps & {step for step, _ in fact.places} or (steps and _not_all_known(case, fact))):
+        if ended and steps & {step for step, _ in fact.places}:
             return unclaimed
     return []
-
-
-def _not_all_known(case: Case, fact: Swallowed) -> bool:
-    """Whether it came so often that only its first calls are known, and in none of them anything was read."""
-    return len(fact.places) >= ALL_SAID and not any(step in case.read_steps for step, _ in fact.places)
 
 
 CLAIMS = {Turn.STEP: claim, Turn.WORKER: claim_idle, Turn.READ: claim_read}

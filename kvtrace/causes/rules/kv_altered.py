@@ -7,9 +7,6 @@ from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Resul
 from kvtrace.ledger.contents.compare import ALTERED
 from kvtrace.words import plural
 
-_WHOLE = 0.9
-"""Of the bytes that were read, for which as many came to rest: numbers of fewer bits take less room."""
-
 CAUSE = Cause(
     id="kv-altered",
     severity=LIMIT,
@@ -33,7 +30,7 @@ def rule(case: Case) -> Results:
     hit = loads.affected(case, CAUSE)
     if hit:
         reads = [one for one in case.run.outside if one.read]
-        whole = bool(reads) and all(one.accounted >= _WHOLE * one.read for one in reads)
+        whole = bool(reads) and all(one.accounted >= one.read for one in reads)  # no fewer bits
         meant = "though as many bytes came to rest as were read" if whole else "every block of them"
         yield loads.finding(
             case,
