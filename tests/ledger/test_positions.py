@@ -855,3 +855,18 @@ def test_a_load_that_reads_what_it_fills_saves_nothing_former(tmp_path: Path) ->
     sim.touch_all(range(80, 128), hook="", step=step, t=before)
     sim.finish("b", 64)
     assert alike(sim) == {(0, 32): SAVED, (32, 48): NOT_OFFERED}
+
+
+@pytest.mark.parametrize(("parts", "saved"), [(2, True), (3, False)])
+def test_runs_that_all_begin_within_blocks_are_no_tokens(tmp_path: Path, parts: int, saved: bool) -> None:
+    """Slots that are off by one in all that is read, be it read at once."""
+    sim = cache(tmp_path)
+    off = [slot + 1 for part in range(parts) for slot in _every_other_block(part)]
+    one_step(
+        sim, 6 * BLOCK, UNREADABLE, [lambda sim: sim.touch_all([sim.slots("a", 0, 1)[0] + i for i in off])]
+    )
+    assert any(fate.startswith("saved") for fate in alike(sim).values()) is saved
+
+
+def _every_other_block(part: int) -> range:
+    return range(2 * part * BLOCK, (2 * part + 1) * BLOCK)

@@ -27,7 +27,7 @@ _LOADING = frozenset(LOADING)
 _BACKGROUND = 0
 """The hook code of what no hook did itself: a thread, a job, a task of the connector."""
 _SEVERAL = 3
-"""Sets of slots that are not whole blocks by chance."""
+"""Runs of slots that begin within blocks, and are as long as whole ones, by no chance."""
 _UNKNOWN = Accounts()
 
 
@@ -327,13 +327,16 @@ class _Resolver:
         self._amounts[step, layers] = self._amounts[step, layers].plus(found)
 
     def _off(self) -> set[int]:
-        """Layers of which several sets were read, each of whole blocks that begin within blocks."""
-        return {
-            layers
-            for layers, sets in self._sets_read.items()
-            if len(sets) >= _SEVERAL
-            and all(_skewed(self._set(one).full, self._sizes[self._group[layers]]) for one in sets)
-        }
+        """Layers of which several runs of slots were read, each of whole blocks that begins within one."""
+        found = set[int]()
+        for layers, sets in self._sets_read.items():
+            runs, size = (
+                [run for one in sets for run in self._set(one).full],
+                self._sizes[self._group[layers]],
+            )
+            if len(runs) >= _SEVERAL and all(low % size and not (high - low) % size for low, high in runs):
+                found.add(layers)
+        return found
 
     def _repeated_in(self, layers: int, slots: SlotSet) -> int:
         """How many of these slots were read in this step before; they are by now."""
@@ -359,10 +362,6 @@ class _Resolver:
         for (row, touch), gathered in self._found[use].items():
             found[row].append(replace(touch, t=gathered.t, columns=gathered.columns))
         return dict(found)
-
-
-def _skewed(runs: Sequence[Interval], size: int) -> bool:
-    return bool(runs) and all(start % size and not (end - start) % size for start, end in runs)
 
 
 def _known_tables(given: Sequence[Given], sizes: Sequence[int]) -> dict[int, int]:
