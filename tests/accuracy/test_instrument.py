@@ -16,7 +16,7 @@ import score
 
 # One of each kind of role, store, thread and effect.
 FIXED = [
-    (1000, ""), (1008, ""), (1016, ""), (1076, "reads-only"), (1052, "writes-only"), (1109, "takes-less"),
+    (1000, ""), (1008, ""), (1016, ""), (1076, "reads-only"), (1052, "writes-only"), (1111, "takes-less"),
     (1081, "put-swallowed-in-thread"), (1199, "half-zeroed"), (1078, "into-a-copy"), (1021, "never-told"),
 ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rule import LIMIT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.contents.compare import ALTERED
 from kvtrace.words import plural
 
@@ -14,9 +14,7 @@ CAUSE = Cause(
     meaning="What comes back is not the KV that was stored, but other numbers, in every block.",
     seen_as=(
         "The fingerprints of all loaded blocks that could be compared differ from those of the same tokens "
-        "as they were computed, in all layers, and none is that of other tokens or of another place. It is "
-        "a choice to confirm, as of a store of fewer bits; a fault where as many bytes came to rest as were "
-        "read."
+        "as they were computed, in all layers, and none is that of other tokens or of another place."
     ),
     remedy=(
         "Ask kvtrace verify by how much they differ. Where fewer bits are meant, say so in the connector's "
@@ -36,8 +34,7 @@ def rule(case: Case) -> Results:
             case,
             CAUSE,
             f"{plural(loads.tokens(case, hit, CAUSE), 'token')} came back as other numbers than were "
-            f"stored, {meant}{'.' if whole else '. Is that meant?'}",
-            severity=FAULT if whole else LIMIT,
+            f"stored, {meant}. Is that meant?",
             evidence=[
                 f"{plural(case.run.compared.get(ALTERED, 0), 'loaded block')} compared: none equal, none "
                 "known to be other KV",

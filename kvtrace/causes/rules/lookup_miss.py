@@ -36,7 +36,7 @@ def rule(case: Case) -> Results:
     # Where a consumer finds some prompts, the others are taken to be new.
     consumers = [] if found else [row for row in missed if _role(case, row) == "kv_consumer"]
     expected = {row.request for row in consumers}
-    repeated = [row for row in missed if _loadable(case, row, row.shared) > 0 and row.request not in expected]
+    repeated = [row for row in missed if row.shared > row.local and row.request not in expected]
     if not consumers and not repeated:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
@@ -51,9 +51,8 @@ def rule(case: Case) -> Results:
             *evidence,
         ]
     wanting = consumers + repeated
-    tokens = float(
-        sum(_loadable(case, row, max(row.shared, row.saved_before)) for row in repeated)
-        + sum(row.prompt - row.local for row in consumers)
+    tokens = float(sum(max(row.shared, row.saved_before) - row.local for row in repeated)) + sum(
+        row.prompt - row.local for row in consumers
     )
     total = case.run.loads.total_tokens
     saved = any(_was_over(case, row) for row in repeated)
@@ -76,15 +75,10 @@ def rule(case: Case) -> Results:
 
 def _was_over(case: Case, row: LoadOf) -> bool:
     """Whether the request that saved these tokens was over: what is dropped so soon may be meant so."""
-    there = _loadable(case, row, row.saved_before) > 0
+    unit = case.units.get(row.engine)
+    whole = unit.aligned(row.prompt - 1) if unit else row.saved_before  # one token is always computed
+    there = min(whole, row.saved_before) > row.local
     return there and case.requests[row.saved_by_row].last_step < row.step
-
-
-def _loadable(case: Case, row: LoadOf, known: int) -> int:
-    """Of a prompt's first ``known`` tokens those that the GPU does not have, in whole units where there is
-    one; one token of a prompt is always computed."""
-    unit, known = case.units.get(row.engine), min(known, row.prompt - 1)
-    return (unit.aligned(known) if unit else known) - row.local
 
 
 def _role(case: Case, row: LoadOf) -> str:
