@@ -167,8 +167,9 @@ class Raises:
 
     def _goes_on(self) -> None:
         """Before a frame begins, or something else is raised: where no handler runs, all was handled."""
-        due = self._entries or self._calls > _MANY_CALLS
-        if due and self._handled is not None and sys.exc_info()[1] is None:
+        if self._handled is None or not (self._entries or self._calls > _MANY_CALLS):
+            return
+        if sys.exc_info()[1] is None:
             self._handled()
 
     def keep(self, error: Any, trace: TracebackType | None) -> None:

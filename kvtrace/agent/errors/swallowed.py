@@ -74,7 +74,7 @@ class CallErrors:
         self._hook, self._role = hook, role
         self._owner = owner
         self._background = hook in BACKGROUND
-        self.raises = Raises(owner, self._see, handled if hook == THREAD else None, self._background)
+        self.raises = Raises(owner, self._see, handled, self._background)
         self.running = False
         self._observed_it = False
         self._logged = 0

@@ -132,7 +132,8 @@ class Work:
         work was for is kept, and the exception in which it ends."""
         if self._swallowed is None:
             owner = owners.owner_of(self._index()) or owners.OwnerToCome(self._file)
-            self._swallowed = CallErrors(self.kind, Role.WORKER, owner, self._goes_on)
+            endless = self._goes_on if self.kind == THREAD else None
+            self._swallowed = CallErrors(self.kind, Role.WORKER, owner, endless)
         if not POLICY.background(self.origin.step):
             if self._swallowed is not None:
                 self._swallowed.stop()

@@ -330,10 +330,8 @@ class _Resolver:
         """Layers of which several runs of slots were read, each of whole blocks that begins within one."""
         found = set[int]()
         for layers, sets in self._sets_read.items():
-            runs, size = (
-                [run for one in sets for run in self._set(one).full],
-                self._sizes[self._group[layers]],
-            )
+            size = self._sizes[self._group[layers]]
+            runs = [run for one in sets for run in self._set(one).full]
             if len(runs) >= _SEVERAL and all(low % size and not (high - low) % size for low, high in runs):
                 found.add(layers)
         return found

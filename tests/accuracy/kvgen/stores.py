@@ -709,67 +709,45 @@ class @CLS@:
 
 
 def _arena(choice: StoreChoice) -> str:
-    """A mapped file of equal places; an index beside it says which name has which place."""
-    count = choice.limit if choice.flaw in ("wrap", "ring") else 4096
-    forget = "@DEL@"
-    if choice.flaw == "ring":
-        forget = "                self._index = {n: p for n, p in self._index.items() if p != place}"
-    return f"""
-class @CLS@:
-    PLACES = {count}
-
-    def __init__(self, root):
-        self._root = pathlib.Path(root)
-        self._root.mkdir(parents=True, exist_ok=True)
-        self._index = {{}}
-        self._guard = threading.Lock()
-        self._map = None
-        self._next = 0
-@INIT@
-
+    """A mapped file of equal places."""
+    return _in_places(
+        choice,
+        init="        self._map = None\n",
+        methods="""
     def _open(self, size):
         path = self._root / "arena.bin"
         with open(path, "wb") as file:
             file.truncate(size * self.PLACES)
         self._map = np.memmap(path, dtype=np.uint8, mode="r+", shape=(self.PLACES, size))
 
-    def @PUT@(self, name, tensor):
-@HEAD@
-        data = np.frombuffer(_packed(tensor), dtype=np.uint8)
-        with self._guard:
-            if self._map is None:
-                self._open(len(data))
-            place = self._index.get(name)
-            if place is None:
-                place = self._next % self.PLACES
-                self._next += 1
-{forget}
-            self._map[place, :len(data)] = data
-            self._index[name] = place
-            (self._root / "index.json").write_text(json.dumps({{"size": len(data), "places": self._index}}))
-@TAIL@
+    def _write(self, place, data):
+        if self._map is None:
+            self._open(len(data))
+        self._map[place, :len(data)] = np.frombuffer(data, dtype=np.uint8)
 
-    def @GET@(self, name):
-@GETHEAD@
-        place = self._index.get(name)
-        if place is None:
-            return None
-        return _floats(self._map[place].tobytes())
-
-    def @HAS@(self, name):
-        return name in self._index
-
-    def @DROP@(self, name):
-        self._index.pop(name, None)
-
-    def @CLOSE@(self):
-        if self._map is not None:
-            self._map.flush()
-"""
+    def _read(self, place):
+        return self._map[place].tobytes()
+""",
+        close="if self._map is not None:\n            self._map.flush()",
+    )
 
 
 def _places(choice: StoreChoice) -> str:
-    """Numbered files; an index beside them says which name has which of them."""
+    """Numbered files, each of one record."""
+    return _in_places(
+        choice,
+        methods="""
+    def _write(self, place, data):
+        (self._root / f"{place:04d}.kv").write_bytes(data)
+
+    def _read(self, place):
+        return (self._root / f"{place:04d}.kv").read_bytes()
+""",
+    )
+
+
+def _in_places(choice: StoreChoice, methods: str, init: str = "", close: str = "pass") -> str:
+    """Places that are used one after another; an index beside them says which name has which place."""
     count = choice.limit if choice.flaw in ("wrap", "ring") else 4096
     forget = "@DEL@"
     if choice.flaw == "ring":
@@ -783,9 +761,9 @@ class @CLS@:
         self._root.mkdir(parents=True, exist_ok=True)
         self._index = {{}}
         self._guard = threading.Lock()
-        self._next = 0
+{init}        self._next = 0
 @INIT@
-
+{methods}
     def @PUT@(self, name, tensor):
 @HEAD@
         data = _packed(tensor)
@@ -795,9 +773,9 @@ class @CLS@:
                 place = self._next % self.PLACES
                 self._next += 1
 {forget}
-            (self._root / f"{{place:04d}}.kv").write_bytes(data)
+            self._write(place, data)
             self._index[name] = place
-            (self._root / "index.json").write_text(json.dumps({{"size": 0, "places": self._index}}))
+            (self._root / "index.json").write_text(json.dumps({{"size": len(data), "places": self._index}}))
 @TAIL@
 
     def @GET@(self, name):
@@ -805,7 +783,7 @@ class @CLS@:
         place = self._index.get(name)
         if place is None:
             return None
-        return _floats((self._root / f"{{place:04d}}.kv").read_bytes())
+        return _floats(self._read(place))
 
     def @HAS@(self, name):
         return name in self._index
@@ -814,7 +792,7 @@ class @CLS@:
         self._index.pop(name, None)
 
     def @CLOSE@(self):
-        pass
+        {close}
 """
 
 
