@@ -647,6 +647,21 @@ def test_the_null_block_alone_pads_steps_that_store_nothing(tmp_path: Path) -> N
     assert alike(sim, "c") == {(0, 32): SAVED}
 
 
+@pytest.mark.parametrize(("start", "fate"), [(BLOCK, MISPLACED), (0, SAVED)])
+def test_the_null_block_in_first_blocks_places(tmp_path: Path, start: int, fate: str) -> None:
+    """Places in the table, taken for block numbers, begin with it. Lists that it fills up end with it, and
+    who is not in them is left out by choice."""
+    sim = cache(tmp_path)
+    for request in "ab":
+        prefill(sim, request, 0, 64, unreadable=True)
+        sim.touch_all([*range(BLOCK), *sim.slots(request, start, 64)])
+        sim.finish(request, 64)
+    prefill(sim, "c", 0, 64, unreadable=True)
+    sim.finish("c", 64)
+    assert alike(sim, "a") == alike(sim, "b") == {(0, 64): fate}
+    assert MISPLACED not in alike(sim, "c").values()
+
+
 def test_the_next_layer_is_read_with_each_one(tmp_path: Path) -> None:
     """Layer 1 is read in layer 0's hook, before it is computed; layer 0 in no one's."""
     sim = cache(tmp_path)

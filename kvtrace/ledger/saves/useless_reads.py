@@ -1,10 +1,10 @@
 """Slots that were read in the place of others, where no metadata names those.
 
 Two things together show it, in one layer of one worker: slots were read that can be of no use (blocks that no
-request holds, slots that the step had read already, tokens of requests that are over and that had been read
-before); and tokens were left out that no unit leaves out (others behind them were read, or nothing of their
-request). One of the two alone says nothing: units and keys leave tokens out, and some connectors read too
-much.
+request holds, the null block, slots that the step had read already, tokens of requests that are over and that
+had been read before); and tokens were left out that no unit leaves out (others behind them were read, or
+nothing of their request). One of the two alone says nothing: units and keys leave tokens out, and some
+connectors read too much.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kvtrace.ledger.requests import ComputedChunk, Request
 from kvtrace.ledger.run import Engine
 from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.saves.windows import windows_of
 from kvtrace.ledger.slots.reads import Slots, covered, in_layer
 
 Holes = dict[int, list[Interval]]
@@ -42,8 +43,8 @@ class OtherSlots:
 
 
 def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engine) -> OtherSlots:
-    """What a worker read instead of its steps' tokens. Of models with several KV cache groups nothing is
-    said: layers with a window need no more than their last blocks.
+    """What a worker read instead of its steps' tokens. Of models with windows or several KV cache groups
+    nothing is said: layers with a window need no more than their last blocks.
 
     Args:
         requests: those of the engine, by row.
@@ -53,13 +54,16 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
     steps: dict[int, int] = defaultdict(int)
     missed: dict[tuple[int, int, int], list[Interval]] = {}
     begun = _Begun(requests)
-    for column in range(len(watched.worker.kv_layers) if len(engine.facts.kv_groups) < 2 else 0):
+    one_kind = len(engine.facts.kv_groups) < 2 and not windows_of(engine, watched.worker)
+    for column in range(len(watched.worker.kv_layers) if one_kind else 0):
         layer = _Layer(slots, begun, column, size)
         read = [step for step, at in slots.amounts if at == column and step in computing]
         again = {step: slots.amount(step, column).repeated for step in settled.intersection(read)}
         useless = {
             step for step in read if _useless(slots, requests, step, column) + again.get(step, 0) >= size
         }
+        null = {step for step in read if layer.begins_with_null(step, computing[step])}
+        useless |= null if len(null) > 1 else set()
         if not useless:
             continue
         odd = {step: found for step in read if (found := layer.unread(computing[step], True))}
@@ -137,6 +141,12 @@ class _Layer:
     def begun(self, chunks: Iterable[tuple[int, ComputedChunk]]) -> list[tuple[int, ComputedChunk]]:
         """Those of requests of which anything was read."""
         return [one for one in chunks if in_layer(self._slots.reads.get(one[0], ()), self._column)]
+
+    def begins_with_null(self, step: int, chunks: Iterable[tuple[int, ComputedChunk]]) -> bool:
+        """Whether a step read the null block, and not what is in front of all that it read of a request. Who
+        fills lists of blocks up with it reads the first ones as well."""
+        null = self._slots.amount(step, self._column).null >= self._size
+        return null and bool(self.unread(self.begun(chunks), True))
 
     def unread(self, chunks: Iterable[tuple[int, ComputedChunk]], odd: bool) -> Holes:
         """Whole blocks that chunks completed and that were never read.
