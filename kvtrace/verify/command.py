@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.http import Address
 
+BLOCKS = "--num-gpu-blocks-override"
 _CONNECTOR = "--kv-transfer-config"
 _EVERYWHERE = ("", "0.0.0.0", "::", "[::]")
 

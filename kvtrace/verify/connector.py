@@ -14,6 +14,7 @@ from typing import Any
 
 from kvtrace.verify import models
 from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.command import BLOCKS
 
 _CLASS = re.compile(r"(?:(?P<module>[A-Za-z_][\w.]*):)?(?P<name>[A-Za-z_]\w*)\Z")
 _TRANSFER = (
@@ -23,8 +24,8 @@ _TRANSFER = (
     "kv_buffer_device",
     "engine_id",
 )
-BLOCK, STEP, LONGEST, BLOCKS = 32, 512, 2048, 640
-"""Of the small server: tokens in a block and in a step, of the longest sequence; blocks in all."""
+BLOCK, STEP, LONGEST = 32, 512, 2048
+"""Of the small server: tokens in a block and in a step, and of the longest sequence."""
 
 
 def transfer_config(connector: str, config: str | None) -> dict[str, Any]:
@@ -53,8 +54,10 @@ def transfer_config(connector: str, config: str | None) -> dict[str, Any]:
     return {"kv_connector": found["name"], **module, "kv_role": "kv_both", **fields}
 
 
-def command(connector: str, config: str | None, model: Path, port: int | None = None) -> list[str]:
-    """Starts a small server with it."""
+def command(
+    connector: str, config: str | None, model: Path, blocks: int, port: int | None = None
+) -> list[str]:
+    """Starts a small server with it, and so many blocks."""
     transfer = json.dumps(transfer_config(connector, config))
     beside = Path(sys.executable).with_name("vllm")
     vllm = str(beside) if beside.exists() else shutil.which("vllm")
@@ -63,7 +66,7 @@ def command(connector: str, config: str | None, model: Path, port: int | None = 
         *start, "serve", str(model),
         "--port", str(port or free_port()), "--host", "127.0.0.1",
         "--block-size", str(BLOCK), "--max-num-batched-tokens", str(STEP), "--max-model-len", str(LONGEST),
-        "--max-num-seqs", "16", "--num-gpu-blocks-override", str(BLOCKS), "--enforce-eager",
+        "--max-num-seqs", "16", BLOCKS, str(blocks), "--enforce-eager",
         "--kv-transfer-config", transfer,
     ]  # fmt: skip
 

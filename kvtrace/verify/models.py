@@ -25,6 +25,8 @@ _VOCABULARY = 512
 _LAYERS = 4
 _HIDDEN, _INNER, _HEADS, _HEAD = 128, 256, 4, 64
 _DONE = "kvtrace-model.json"
+MANY_BLOCKS = 640
+"""For a model whose layers are not all alike, or not known."""
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
@@ -126,12 +128,15 @@ class ModelKind:
     Attributes:
         config: of its ``config.json``, beside what all have.
         layer: the weights of one layer, by its name and its number.
+        blocks: of its KV cache. Little more than one sequence takes, where all layers are alike: blocks that
+            are given back are soon another request's, and a copy that comes later is not what was saved.
     """
 
     architecture: str
     config: Mapping[str, Any]
     layer: Callable[[str, int], Shapes]
     layers: int = _LAYERS
+    blocks: int = 66
 
     def shapes(self) -> Shapes:
         """All of its weights."""
@@ -165,6 +170,7 @@ KINDS: Mapping[str, ModelKind] = {
         },
         _gemma,
         6,
+        MANY_BLOCKS,
     ),
     "hybrid": ModelKind(  # layers that keep a state a request beside full attention
         "GraniteMoeHybridForCausalLM",
@@ -178,6 +184,7 @@ KINDS: Mapping[str, ModelKind] = {
             "attention_multiplier": (_HIDDEN // _HEADS) ** -0.5, "attention_bias": False,
         },
         _granite,
+        blocks=MANY_BLOCKS,
     ),
 }  # fmt: skip
 FIRST = "gqa"

@@ -98,6 +98,7 @@ class EngineFacts:
     seqs: int
     layers: int
     unit: int
+    blocks: int = 0
     role: str = ""
     looks_up: bool = True
     """Whether its lookup may answer anything but "nothing"."""

@@ -17,7 +17,7 @@ from kvtrace.trace.config import new_salt
 from kvtrace.trace.format import SPOOL_DIR
 from kvtrace.verify import child, connector, models, shrink
 from kvtrace.verify.answers import Answer, Answered, Number, Result, VerifyError
-from kvtrace.verify.command import without_connector
+from kvtrace.verify.command import BLOCKS, option, without_connector
 from kvtrace.verify.drive import Driver, Progress
 from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence, read
@@ -267,9 +267,11 @@ class _One:
         small = options.small
         if small is not None:
             model = models.make(kind) if kind else small.model or models.make(models.FIRST)
-            self._command = connector.command(small.connector, small.config, model)
-            if options.suite == FULL and (kind or not small.model):
-                other = models.make(kind or models.FIRST, other=True)
+            known = kind or models.FIRST if kind or not small.model else ""
+            blocks = models.KINDS[known].blocks if known else models.MANY_BLOCKS
+            self._command = connector.command(small.connector, small.config, model, blocks)
+            if options.suite == FULL and known:
+                other = models.make(known, other=True)
                 self._other = [str(other) if word == str(model) else word for word in self._command]
             self._environ = connector.environ(os.environ)
 
@@ -285,7 +287,9 @@ class _One:
         self._say(f"starting the server; its output goes to {shown(self._directory)}")
         try:
             engine.start()
-            first, facts = ask(driver, engine.look, options.suite, options.case, options.store is not None)
+            blocks = int(option(options.decode or self._command, BLOCKS) or 0)
+            named = options.store is not None
+            first, facts = ask(driver, engine.look, options.suite, options.case, named, blocks)
             facts = replace(facts, fillable=options.store is not None and fillable(options.store))
             smaller = self._smaller(driver, engine, facts)
         finally:

@@ -19,13 +19,13 @@ Look = Callable[[], Evidence]
 
 
 def ask(
-    driver: Driver, look: Look, suite: str, case: str = "", store: bool = False
+    driver: Driver, look: Look, suite: str, case: str = "", store: bool = False, blocks: int = 0
 ) -> tuple[Engine, EngineFacts]:
     """Ask everything, or one case alone.
 
     Args:
         look: what the engine's spools say now.
-        store: whether the connector's directory is named.
+        store: whether the connector's directory is named. blocks: of the KV cache; 0: not known.
 
     Raises:
         VerifyError: nothing was traced, or the engine has no connector.
@@ -37,7 +37,7 @@ def ask(
     first = evidence.engine
     if first is None or first.configured is None:
         raise VerifyError("this server has no KV connector", "add --kv-transfer-config to its command")
-    facts = facts_of(first, store)
+    facts = replace(facts_of(first, store), blocks=blocks)
     if evidence.pair:
         facts = replace(facts, role="", looks_up=True)
     facts = replace(facts, adapters=driver.adapters, other_model=driver.other_model)

@@ -106,6 +106,14 @@ def test_places_and_numbers_of_something_else_are_no_blocks(name: str, given: li
         assert not_understood(Meta(work=[record(rid=A, put=True, **{name: given})]))
 
 
+def test_an_index_in_front_of_blocks_is_no_block():
+    """Though the request may have a block of that number."""
+    small = step({A: Req(([2, 3, 1, 4],), prompt=60, now=60)})
+    rows = [np.array([0, 2]), np.array([1, 3])]
+    assert said(Meta(rid=[A], egress=rows), small) == [(A, STORE, 0, 32)]
+    assert said(Meta(egress=[record(rid=A, put=True, zork=rows)]), small) == [(A, STORE, 0, 32)]
+
+
 def test_slots_that_may_be_anothers_blocks_are_neither():
     small = step({A: Req(([1, 2, 3, 4],), prompt=60, now=60), B: Req(([17, 18, 19],), prompt=40, now=40)})
     assert not_understood(Meta(work=[record(put=True, zork=[17, 18, 19])]), small)

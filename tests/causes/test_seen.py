@@ -16,7 +16,7 @@ from kvtrace.causes.case import kept_before, make_case
 from kvtrace.causes.evidence.taken import Kept, _kept
 from kvtrace.causes.evidence.unit import Sample, StoredUnits, infer_unit
 from kvtrace.ledger import read_run
-from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.ledger.reported import Caught
 from kvtrace.ledger.run import LOST_COLUMNS, HookException, OutsideBytes, Run, Swallowed
 from kvtrace.ledger.saves.pairs import reads_of
@@ -504,6 +504,23 @@ def test_generated_tokens_in_a_prompts_last_block_are_no_sign(tmp_path: Path) ->
     sim.finish("r1", 35, 6)
     diagnosis = analyse(sim)
     assert [one.id for one in diagnosis.findings] == ["decode-not-offered"]
+
+
+@pytest.mark.parametrize(("accounted", "asked"), [(0, False), (4096, True)])
+def test_narrower_numbers_that_came_back_answer_for_fewer_bytes(
+    tmp_path: Path, accounted: int, asked: bool
+) -> None:
+    """Not where others account for all of theirs: then whole tokens are missing."""
+    sim = Sim(tmp_path)
+    sim.serve(prompts([40, 200]), Rounding(32).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    one = OutsideBytes("spool", 1, 8192, 4096, 4096, accounted, 64, {}, 4, 0, 4096, 0)
+    first, *others = run.load_rows
+    rows = [replace(first, ends={LoadEnd.ALTERED: 1}), *others]
+    for load_rows, expected in ((run.load_rows, True), (rows, asked)):
+        found = {f.id for f in diagnose(replace(run, outside=[one], load_rows=load_rows)).findings}
+        assert ("store-incomplete" in found) == expected
 
 
 @pytest.mark.parametrize(

@@ -269,9 +269,14 @@ def test_a_load_that_does_not_arrive_is_a_broken_lookup(monkeypatch: pytest.Monk
             return {LoadEnd.LOADED: loaded * PAIRS - half, LoadEnd.PARTLY: half} if loaded else {}
 
         def more(self, loaded: int) -> dict[str, Any]:
-            return {"proved": 0}
+            return {"proved": loaded * PAIRS // 2}
 
-    assert {"lookups-agree", "comes-back-equal"} <= failed(answers(Half(), monkeypatch))
+    what = everything(Half(), monkeypatch)
+    found = {one.id: one.verdict for one in judged(of_suite("quick"), what)}
+    assert {found[name].answer for name in ("lookups-agree", "comes-back-equal")} == {Answer.FAILED}
+    accepted = sum(one.given for one in what.loads)
+    numbers = found["transfers"].numbers
+    assert (numbers["tokens accepted"], numbers["tokens loaded"]) == (accepted, accepted // 2)
 
 
 def test_other_answers_without_other_numbers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,6 +336,31 @@ def test_what_a_connector_leaves_out_is_its_choice(monkeypatch: pytest.MonkeyPat
             return super().more(loaded) | {"in_hand": 0 if loaded else PAIRS * self.unit}
 
     assert "whole-units" in failed(answers(Lost(), monkeypatch))
+
+
+@pytest.mark.parametrize(("blocks", "answer"), [(66, Answer.FAILED), (0, Answer.NOT_OBSERVED)])
+def test_a_copy_behind_the_next_request_fails(
+    monkeypatch: pytest.MonkeyPatch, blocks: int, answer: Answer
+) -> None:
+    """Where that one has all blocks, and nowhere else. Of a cache whose size is not known nothing is said."""
+
+    class Late(Connector):
+        due: RequestToMake | None = None
+
+        def save(self, request: RequestToMake) -> None:
+            if self.due is not None and len(request.tokens) < 60 * 32:
+                super().save(self.due)
+            self.due = request
+
+        def reset(self, patience: float) -> bool | None:
+            if self.due is not None:
+                super().save(self.due)
+            self.due = None
+            return True
+
+    monkeypatch.setattr(f"{__name__}.FACTS", replace(FACTS, blocks=blocks))
+    found = answers(Late(), monkeypatch)
+    assert found["blocks-reused"] is answer and failed(found) <= {"blocks-reused", "whole-units"}
 
 
 def test_how_many_loads_it_takes_at_a_time_is_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:

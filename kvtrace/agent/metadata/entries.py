@@ -189,7 +189,7 @@ class Resolver:
     def _read_as(self, req_id: str, listed: Listed) -> list[Reading]:
         if len(listed.lists) > 1:
             groups = identify.group_readings(self.requests, req_id, listed.lists)
-            ways = [] if groups is None else [groups]
+            ways = [] if groups is None or _by_chance(listed, listed.lists[0], groups) else [groups]
         else:
             ways = self._ways(req_id, listed, listed.lists)
         ways = ways or [way for way in self._ways(req_id, listed, listed.columns) if way.unit != TOKEN]

@@ -60,13 +60,10 @@ def group_readings(requests: StepRequests, req_id: str, lists: Sequence[Integers
     tables = requests.tables(req_id)
     found: list[tuple[int, int]] = []
     for numbers in lists:
-        if numbers.hidden or not any(tables):
+        places = None if numbers.hidden else _in_tables(tables, numbers.whole())
+        if places is None:
             return None
-        named = [value for value in numbers.whole() if value]
-        places = _places(tables, set(named))
-        if len(places) < len(named) or (named and min(named) < 0):
-            return None
-        found.extend(places[value] for value in named)
+        found += places
     if not found or len(set(found)) != len(found):
         return None
     return _of_blocks(requests, sorted(found), all(a < b for a, b in pairwise(found)))
@@ -98,16 +95,21 @@ def _as_blocks(requests: StepRequests, tables: list[list[int]], numbers: Integer
                 return Reading(BLOCK, ((at * size, (at + count) * size),)) if size else None
         elif at < 0 and first and group == len(tables) - 1 and not any(first in one for one in tables):
             return None
-    values = numbers.whole()
-    named = [value for value in values if value]  # 0 is the null block: no KV
-    if not named or len(set(named)) != len(named) or min(named) < 0:
+    found = _in_tables(tables, numbers.whole())
+    if not found:
         return None
+    strict = numbers.ordered and all(a < b for a, b in pairwise(found))
+    return _of_blocks(requests, sorted(found), strict or not numbers.ordered)
+
+
+def _in_tables(tables: list[list[int]], values: list[int]) -> list[tuple[int, int]] | None:
+    """(group, index) of each block of a list, in its order; None where it is no list of blocks of these
+    tables. 0 is the null block: no KV."""
+    named = [value for value in values if value]
     places = _places(tables, set(named))
     if len(places) < len(named) or not _nulls_fit(tables, values, places):
         return None
-    found = [places[value] for value in named]
-    strict = numbers.ordered and all(a < b for a, b in pairwise(found))
-    return _of_blocks(requests, sorted(found), strict or not numbers.ordered)
+    return [places[value] for value in named]
 
 
 def _nulls_fit(tables: list[list[int]], values: list[int], places: dict[int, tuple[int, int]]) -> bool:

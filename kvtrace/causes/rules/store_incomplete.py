@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import sizes, unstored
-from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, LoadEnd, Results, SaveEnd, Stage
 from kvtrace.ledger.reported import HARMLESS
 from kvtrace.words import plural
 
@@ -16,7 +16,8 @@ CAUSE = Cause(
     seen_as=(
         "Files were opened for it and none ever held a byte: a fault. Or the files together got less than "
         "nine tenths of the bytes that were read: narrower numbers, compression, a part kept in memory and a "
-        "loss look alike from outside, so this is a choice to confirm."
+        "loss look alike from outside, so this is a choice to confirm; where KV came back as other numbers, "
+        "kv-altered asks it."
     ),
     remedy=(
         "Flush and close what is written before the save counts as done; write to a temporary "
@@ -39,8 +40,10 @@ def rule(case: Case) -> Results:
         return
     narrower = list(sizes.narrower(case))
     caught = [fact for fact in case.run.swallowed if fact.type not in HARMLESS]
-    if narrower and not (case.run.exceptions or caught):  # else that is why
-        missing = sum(map(sizes.never_came, narrower))
+    missing = sum(map(sizes.never_came, narrower))
+    # What came back as other numbers were narrower ones: that is asked there.
+    altered = not missing and any(row.ends.get(LoadEnd.ALTERED) for row in case.run.load_rows)
+    if narrower and not (altered or case.run.exceptions or caught):  # else that is why
         amount = f": those of about {plural(missing, 'token')} came to no file" if missing else ""
         yield case.finding(
             CAUSE,

@@ -311,7 +311,8 @@ def _reads(
         for row, read in reads:
             for part in _told_apart(read, others):
                 pairs = part.pairs << first
-                found[row].append(replace(part, pairs=pairs, unnamed=bool(pairs & otherwise)))
+                unnamed = others.doubt or bool(pairs & otherwise)
+                found[row].append(replace(part, pairs=pairs, unnamed=unnamed))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
 

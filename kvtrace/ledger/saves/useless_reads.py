@@ -36,10 +36,13 @@ class OtherSlots:
         steps: -> the layers, a bit each, whose reads in that step stand for other tokens.
         missed: (step, row of a request, layer) -> positions that the step computed and in whose place others
             were read.
+        doubt: whether any request was read without its first block: keys go by beginnings, so that whose
+            these reads are is not known.
     """
 
     steps: Mapping[int, int] = field(default_factory=dict)
     missed: Mapping[tuple[int, int, int], Sequence[Interval]] = field(default_factory=dict)
+    doubt: bool = False
 
 
 def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engine) -> OtherSlots:
@@ -53,10 +56,12 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
     computing, settled = _computing(watched, requests)
     steps: dict[int, int] = defaultdict(int)
     missed: dict[tuple[int, int, int], list[Interval]] = {}
-    begun = _Begun(requests)
+    begun, doubt = _Begun(requests), False
     one_kind = len(engine.facts.kv_groups) < 2 and not windows_of(engine, watched.worker)
     for column in range(len(watched.worker.kv_layers) if one_kind else 0):
         layer = _Layer(slots, begun, column, size)
+        if not column:  # blocks are the same in all layers
+            doubt = any(layer.without_first(computing[step]) for step in settled)
         read = [step for step, at in slots.amounts if at == column and step in computing]
         again = {step: slots.amount(step, column).repeated for step in settled.intersection(read)}
         useless = {
@@ -80,7 +85,7 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
     for step, column in slots.amounts:
         if column in slots.off:
             steps[step] |= 1 << column
-    return OtherSlots(dict(steps), missed)
+    return OtherSlots(dict(steps), missed, doubt)
 
 
 def _computing(
@@ -147,6 +152,10 @@ class _Layer:
         fills lists of blocks up with it reads the first ones as well."""
         null = self._slots.amount(step, self._column).null >= self._size
         return null and bool(self.unread(self.begun(chunks), True))
+
+    def without_first(self, chunks: Iterable[tuple[int, ComputedChunk]]) -> bool:
+        """Whether anything was read of a request, and its first block never."""
+        return any(parts[0][0] == 0 for parts in self.unread(self.begun(chunks), True).values())
 
     def unread(self, chunks: Iterable[tuple[int, ComputedChunk]], odd: bool) -> Holes:
         """Whole blocks that chunks completed and that were never read.

@@ -7,6 +7,7 @@ from kvtrace.verify.answers import Verdict, not_applicable, not_observed, proved
 from kvtrace.verify.observed import Asked, EngineFacts, Observed
 from kvtrace.verify.properties.sizes import ROOM, fits, twice, unit, units, usual
 from kvtrace.verify.property import Property
+from kvtrace.verify.workload import GENERATED
 from kvtrace.words import plural
 
 _STREAMS = "abcdefghijklmnopqrstuvwxyz"
@@ -75,6 +76,12 @@ def _aborted(own: list[Asked], what: Observed) -> Verdict:
     return judging.comes_back(own, what, shared=True)
 
 
+def _reused(own: list[Asked], what: Observed) -> Verdict:
+    if not own and not what.died:
+        return not_observed("the KV cache is too large, or its --num-gpu-blocks-override is not known")
+    return judging.comes_back(own, what) if own else _not_asked(what)
+
+
 def _not_asked(what: Observed) -> Verdict:
     return not_observed(f"not asked any more: {what.died}" if what.died else "not asked")
 
@@ -116,6 +123,13 @@ def _extended(facts: EngineFacts) -> str:
     return f"a{short} ; a{long} ; a{long} ; a{short} a{long}"
 
 
+def _reuse(facts: EngineFacts) -> str:
+    """Behind the first one a prompt that is given its blocks at once, as long as any can be."""
+    n, longest = usual(facts), facts.longest - ROOM - GENERATED - 1
+    free = facts.blocks - 1 - -(-n // facts.block)  # vLLM keeps one block for itself
+    return f"a{n} b{longest} ; a{n}" if 0 < free < longest // facts.block else ""
+
+
 def _preempt(facts: EngineFacts) -> str:
     """Asked on after an answer that fills units: its last blocks are filled after the request came back."""
     n = usual(facts)
@@ -140,6 +154,7 @@ PROPERTIES = (
     Property("repeated", "A prompt asked again and again", _same, _repeated),
     Property("shared-prefix", "Prompts that begin alike", _of_others, _shared),
     Property("extended", "Prompts that grow", _of_others, _extended),
+    Property("blocks-reused", "Prompts whose blocks another request gets at once", _reused, _reuse),
     Property("preempted", "Requests whose blocks are taken back and computed anew", _preempted, _preempt),
     Property("aborted", "Requests whose client leaves", _aborted, _abort),
 )

@@ -18,13 +18,16 @@ _UNSEEN = "the scheduler took what the lookups offered; whether it was written c
 
 def _transfers(own: list[Asked], what: Observed) -> Verdict:
     saved = sum(one.seen.saved for one in what.plain if one.seen)
-    came = sum(one.given for one in what.loads)
-    numbers = {"token-layers saved": saved, "tokens loaded": came}
-    if any(map(judging.arrived, what.loads)):
+    accepted = sum(one.given for one in what.loads)
+    seen = list(filter(judging.arrived, what.loads))
+    came = sum(one.given - judging.not_there(one) for one in seen)
+    numbers = {"token-layers saved": saved, "tokens accepted": accepted, "tokens loaded": came}
+    if seen:
+        of = f" of {count(accepted)} accepted" if came < accepted else ""
         return proved(
-            f"{count(came)} tokens were loaded, for {plural(len(what.loads), 'request')}", numbers=numbers
+            f"{count(came)}{of} tokens were loaded, for {plural(len(seen), 'request')}", numbers=numbers
         )
-    if came:
+    if accepted:
         late = judging.unanswered(what.loads, what)
         return late or judging.loaded_wrong(what.loads, what) or not_observed(_UNSEEN, numbers=numbers)
     if what.facts.role == "kv_producer" or not what.facts.looks_up:

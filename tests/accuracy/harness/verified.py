@@ -21,8 +21,8 @@ GROUPS = {
     "outputs": ("outputs",),
     "lookups-agree": ("lookups-agree",),
     "workloads": (
-        "chunked", "concurrent", "repeated", "shared-prefix", "extended", "preempted", "aborted",
-        "nothing-hangs",
+        "chunked", "concurrent", "repeated", "shared-prefix", "extended", "blocks-reused",
+        "preempted", "aborted", "nothing-hangs",
     ),
     "lengths": ("lengths",),
     "restart": ("restart",),
