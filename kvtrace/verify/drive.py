@@ -178,6 +178,7 @@ class Driver:
                     prompt.leaves,
                     prompt.preempted,
                     prompt.adapter,
+                    image=prompt.image,
                 )
                 for at, (prompt, ids) in enumerate(zip(batch, tokens, strict=True))
             ]
@@ -201,8 +202,7 @@ class Driver:
         """Of a prompt of the workload; behind one that goes on stands its last answer."""
         tokens = self._streams.tokens(name, prompt)
         if prompt.goes_on:
-            asker = prompt.salt, prompt.adapter
-            before = [one for one in self.asked if one.tokens == tokens and one.asker == asker]
+            before = [one for one in self.asked if one.tokens == tokens and one.prompt.asker == prompt.asker]
             tokens += before[-1].reply.tokens if before else ()
         return tokens
 

@@ -78,7 +78,7 @@ def altered(one: Asked, what: Observed) -> bool:
     rest, and the engine's own prefix cache gave of its blocks."""
     if one.seen is None or not one.seen.local:
         return _altered(one, what)
-    here = (other for other in what.plain if (other.job, other.round) == (one.job, one.round))
+    here = (other for other in what.asked if (other.job, other.round) == (one.job, one.round))
     return any(_altered(other, what) for other in here)
 
 
@@ -170,7 +170,7 @@ def noise(what: Observed) -> float | None:
 def all_proved(one: Asked, what: Observed) -> bool:
     """Whether all that was loaded for the requests that were asked together is proved, block by block: then
     the KV is not why an answer is another one."""
-    loads = [other for other in what.plain if other.batch == one.batch and other.given]
+    loads = [other for other in what.asked if other.batch == one.batch and other.given]
     return bool(loads) and all(_proved(load, what) for load in loads)
 
 
@@ -204,10 +204,12 @@ def right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
     arm = what.reference.get(one.question)
     if arm is not None:
         return [(reply.tokens, reply) for reply in arm.replies if reply.tokens]
+    asker = one.prompt.asker[1:]
     return [
         (other.reply.tokens, other.reply)
-        for other in what.plain
+        for other in (what.of(one.job) if any(asker) else what.plain)
         if other is not one
+        and other.prompt.asker[1:] == asker
         and other.answered
         and other.seen is not None
         and other.seen.offered is not None

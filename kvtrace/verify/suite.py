@@ -50,6 +50,8 @@ def ask(
         workload = parse(text)
         if any(prompt.adapter > facts.adapters for prompt in workload.prompts):
             raise VerifyError(f"the case {case!r} names a LoRA adapter that this server does not serve")
+        if not facts.images and any(prompt.image for prompt in workload.prompts):
+            raise VerifyError(f"the case {case!r} names an image", "the server's model takes none")
         if not store and set(workload.acts) & set(STORE_ACTS):
             raise VerifyError(f"the case {case!r} damages the store", "name its directory with --store")
         if MODEL in workload.acts and not facts.other_model:
@@ -104,4 +106,5 @@ def facts_of(engine: Engine, store: bool = False) -> EngineFacts:
         looks_up=engine.looks_up or engine.role == "kv_producer",
         store=store,
         prefix_caching=known.prefix_caching is not False,
+        images=known.multimodal is not False,
     )

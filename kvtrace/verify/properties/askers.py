@@ -12,19 +12,20 @@ from kvtrace.verify.workload import MODEL, RESTART
 from kvtrace.words import count, plural
 
 
-def _beyond(asked: list[Asked]) -> list[Asked]:
-    """Requests for which the connector offered more than anybody with the same beginning ever asked."""
+def _beyond(asked: list[Asked], block: int) -> list[Asked]:
+    """Requests for which the connector offered more than anybody with the same beginning ever asked. Where an
+    image differs within a block, the run does not say."""
     return [
         one
         for one in asked
         if one.seen is not None and one.seen.offered is not None and one.seen.offered > 0
-        if one.seen.local + one.seen.offered > one.known
+        if one.seen.local + one.seen.offered > one.known + (block - 1 if one.prompt.image else 0)
     ]
 
 
 def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
     looked = [one for one in asked if one.seen is not None and one.seen.offered is not None]
-    bad = _beyond(looked)
+    bad = _beyond(looked, what.facts.block)
     if bad:
         first = bad[0]
         offered = first.seen.local + (first.seen.offered or 0) if first.seen else 0
@@ -56,7 +57,7 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
         )
     if not looked:
         return judging.nothing(what) or not_observed("the connector was not asked")
-    if not what.loads:
+    if not what.loads and not any(one.given for one in asked):
         return judging.nothing(what) or not_observed("nothing was loaded")
     if what.evidence.pair and not any(one.seen and one.seen.proved for one in looked):
         return not_observed("what the second server loaded could not be compared")
@@ -74,22 +75,28 @@ def _others(own: list[Asked], what: Observed) -> Verdict:
     return _judge([one for one in what.plain if one.job not in salted], what, "a prompt with this beginning")
 
 
-def _salts(own: list[Asked], what: Observed) -> Verdict:
-    if not own:
-        return not_observed("not asked")
-    refused = [one for one in own if one.prompt.salt and one.reply.error]
+def _apart(own: list[Asked], what: Observed, name: str) -> Verdict:
+    """Of requests that differ in that alone."""
+    refused = [one for one in own if any(one.prompt.asker) and one.reply.error]
     if refused:
-        return not_observed(f"requests with a cache_salt had no answer: {refused[0].reply.error}")
-    return _judge(own, what, "a request with this cache_salt")
+        return not_observed(f"requests with another {name} had no answer: {refused[0].reply.error}")
+    return _judge(own, what, f"a request with this {name}") if own else not_observed("not asked")
+
+
+def _salts(own: list[Asked], what: Observed) -> Verdict:
+    return _apart(own, what, "cache_salt")
 
 
 def _adapters(own: list[Asked], what: Observed) -> Verdict:
     if not what.facts.adapters:
         return not_applicable("the server serves no LoRA adapter")
-    refused = [one for one in own if one.prompt.adapter and one.reply.error]
-    if refused:
-        return not_observed(f"requests with an adapter had no answer: {refused[0].reply.error}")
-    return _judge(own, what, "a request with this adapter") if own else not_observed("not asked")
+    return _apart(own, what, "adapter")
+
+
+def _images(own: list[Asked], what: Observed) -> Verdict:
+    if not what.facts.images:
+        return not_applicable("the server's model takes no images")
+    return _apart(own, what, "image")
 
 
 def _models(own: list[Asked], what: Observed) -> Verdict:
@@ -151,14 +158,16 @@ def _adapted(facts: EngineFacts) -> str:
     return f"a{n} b{n}~1 ; a{n}~1 b{n} ; a{n}~1" if facts.adapters else ""
 
 
+def _with_images(facts: EngineFacts) -> str:
+    n = units(facts, 2) + unit(facts) // 2
+    return f"a{n}#1 ; a{n}#2 a{n}#1 a{n} ; a{n}#1 a{n}#2" if facts.images else ""
+
+
 PROPERTIES = (
     Property("nobody-else", "Nothing comes back for another prompt", _others, _words),
     Property("other-salt", "Nothing comes back for another cache_salt", _salts, _salted),
     Property("other-adapter", "Nothing comes back for another LoRA adapter", _adapters, _adapted),
-    Property(
-        "other-image", "Nothing comes back for another image",
-        lambda own, what: not_observed("verify asks with text alone"),
-    ),
+    Property("other-image", "Nothing comes back for another image", _images, _with_images, shrinks=False),
     Property(
         "other-model", "Nothing comes back for another model", _models, _other_model, FULL, shrinks=False
     ),
