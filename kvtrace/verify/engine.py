@@ -20,8 +20,8 @@ class RequestToMake:
     leaves: bool = False
     preempted: bool = False
     adapter: int = 0
-    transfer: Mapping[str, Any] | None = None
     image: int = 0
+    transfer: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -195,30 +195,21 @@ def _parts(value: Mapping[str, Any]) -> _Parts:
     if "error" in value:
         return [], [], _message(json.dumps(value))
     choice = (value.get("choices") or [{}])[0]
-    told = _of_chat(choice.get("logprobs") or {})
-    tokens = [_token(name) for name in told.get("tokens") or ()]
-    own = told.get("token_logprobs") or [0.0] * len(tokens)
-    top = told.get("top_logprobs") or [{}] * len(tokens)
+    told = choice.get("logprobs") or {}
+    names = told.get("tokens") or ()
+    own = told.get("token_logprobs") or [0.0] * len(names)
+    top = told.get("top_logprobs") or [{}] * len(names)
+    places = list(zip(names, own, top, strict=False))
+    for one in told.get("content") or ():  # of a chat
+        others = {other["token"]: other["logprob"] for other in one["top_logprobs"]}
+        places.append((one["token"], one["logprob"], others))
+    tokens = [_token(name) for name, _, _ in places]
     best = [
         (float(mine or 0.0), {_token(name): float(of) for name, of in (others or {}).items()})
-        for mine, others in zip(own, top, strict=False)
+        for _, mine, others in places
     ]
     error = "the server ended it with an error" if choice.get("finish_reason") == "error" else ""
     return tokens, best, error
-
-
-def _of_chat(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Logprobs of a chat, as those of a completion are written; these as they are."""
-    if "content" not in told:
-        return told
-    places = told["content"] or ()
-    return {
-        "tokens": [one["token"] for one in places],
-        "token_logprobs": [one["logprob"] for one in places],
-        "top_logprobs": [
-            {other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in places
-        ],
-    }
 
 
 def picture(number: int) -> str:

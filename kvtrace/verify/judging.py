@@ -29,6 +29,12 @@ def names(asked: Iterable[Asked]) -> list[str]:
     return [one.id for one in asked][:MOST_NAMED]
 
 
+def shown(says: str, found: Sequence[tuple[Asked, str]]) -> Verdict:
+    """A failure of requests, each with the line that shows it."""
+    lines = [line for _, line in found][:_MOST_SAID]
+    return failed(says, evidence=lines, requests=names(one for one, _ in found), case=found[0][0].case)
+
+
 def nothing(what: Observed) -> Verdict | None:
     """Why nothing of the connector's loads can be judged; None: some were seen."""
     if what.facts.role == "kv_producer":
@@ -324,12 +330,7 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
         return wrong
     other = answers_differ(asked, what)
     if other and not any(altered(one, what) for one, _ in other):
-        return failed(
-            f"{len(other)} of {plural(len(asked), 'answer')} differ from those without loads",
-            evidence=[line for _, line in other][:_MOST_SAID],
-            requests=names(one for one, _ in other),
-            case=other[0][0].case,
-        )
+        return shown(f"{len(other)} of {plural(len(asked), 'answer')} differ from those without loads", other)
     if not any(one.given for one in asked):
         cannot = nothing(what)
         if cannot is not None:

@@ -40,7 +40,7 @@ def ask(
     facts = facts_of(first, store)
     if evidence.pair:
         facts = replace(facts, role="", looks_up=True)
-    facts = replace(facts, adapters=driver.adapters, other_model=driver.other_model)
+    facts = replace(facts, adapters=driver.engine.adapters, other_model=driver.engine.other_model)
     if case:
         name, colon, text = case.rpartition(":")
         if colon and name not in {one.id for one in of_suite(suite)}:
@@ -96,15 +96,8 @@ def facts_of(engine: Engine, store: bool = False) -> EngineFacts:
     known = engine.facts
     longest = known.max_model_len or 2048
     return EngineFacts(
-        block=engine.block_size or 16,
-        budget=known.max_num_batched_tokens or 0,
-        longest=longest,
-        seqs=known.max_num_seqs or 0,
-        layers=engine.layers,
-        unit=0,
-        role=engine.role or "",
-        looks_up=engine.looks_up or engine.role == "kv_producer",
-        store=store,
-        prefix_caching=known.prefix_caching is not False,
-        images=known.multimodal is not False,
-    )
+        block=engine.block_size or 16, budget=known.max_num_batched_tokens or 0, longest=longest,
+        seqs=known.max_num_seqs or 0, layers=engine.layers, unit=0, role=engine.role or "",
+        looks_up=engine.looks_up or engine.role == "kv_producer", store=store,
+        prefix_caching=known.prefix_caching is not False, images=known.multimodal is not False,
+    )  # fmt: skip

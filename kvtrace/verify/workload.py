@@ -144,22 +144,11 @@ def parse(text: str) -> Workload:
 
 
 def _prompt(word: str, text: str) -> Prompt:
-    found = _PROMPT.match(word)
-    pieces = [Piece(name, int(length)) for name, length in _PIECE.findall(found[1])] if found else []
-    prompt = (
-        Prompt(
-            tuple(pieces),
-            found[5] or "",
-            int(found[6] or GENERATED),
-            found[7] == "!",
-            found[7] == "^",
-            int(found[3] or 0),
-            bool(found[2]),
-            int(found[4] or 0),
-        )
-        if found
-        else None
-    )
+    prompt = None
+    if found := _PROMPT.match(word):
+        pieces = tuple(Piece(name, int(length)) for name, length in _PIECE.findall(found[1]))
+        asks = int(found[6] or GENERATED), found[7] == "!", found[7] == "^"
+        prompt = Prompt(pieces, found[5] or "", *asks, int(found[3] or 0), bool(found[2]), int(found[4] or 0))
     if prompt is None or not 0 < prompt.length <= _MOST_TOKENS or prompt.generate < 1:
         raise VerifyError(f"{word!r} in the case {text!r} is no prompt", "a prompt is a96, a96b10, a96@x*8")
     return prompt

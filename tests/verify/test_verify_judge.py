@@ -219,6 +219,15 @@ def test_answers_with_an_image_are_those_of_the_same_image(monkeypatch: pytest.M
     assert found.answer is Answer.FAILED and "are not those of their own prompt" in found.says
 
 
+def test_wrong_kv_of_an_image_is_nothing_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = everything(Connector(), monkeypatch)
+    first = next(one for one in what.of("other-image") if one.given and one.seen)
+    assert first.seen is not None and other_image(what).answer is Answer.PROVED
+    wrong = replace(first, seen=replace(first.seen, ends={LoadEnd.WRONG: 32 * PAIRS}, proved=0))
+    found = other_image(replace(what, asked=[wrong if one is first else one for one in what.asked]))
+    assert found.answer is Answer.FAILED and "hold other KV" in found.says
+
+
 def test_the_first_of_two_servers_has_image_and_words(monkeypatch: pytest.MonkeyPatch) -> None:
     own = [one for one in everything(Connector(), monkeypatch).of("other-image") if one.prompt.image]
     longer = [replace(one, seen=replace(one.seen, prompt=one.seen.prompt + 16)) for one in own if one.seen]
