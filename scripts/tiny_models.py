@@ -53,7 +53,7 @@ class Kind:
         settings: of the configuration, beside and over COMMON.
         without: settings of COMMON that its configuration has not.
         extra: files that its folder needs beside weights and tokenizer, as {name: JSON value}.
-        placeholder: a word that is one token wherever it stands, without spaces around it.
+        placeholders: words that are one token wherever they stand, without spaces around them.
         renamed: beginnings of the weights' names, as transformers saves them, and as vLLM reads them.
     """
 
@@ -64,7 +64,7 @@ class Kind:
     without: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    placeholder: str = ""
+    placeholders: tuple[str, ...] = ()
 
 
 _MLA = {
@@ -108,6 +108,8 @@ WHISPER_SOUND = {
 
 IMAGE_SIDE, PATCH_SIDE = 64, 8
 """Pixels: an image is 8 x 8 patches."""
+AROUND_IMAGES = ("<fake_token_around_image>", "<global-img>", "<image>", "<end_of_utterance>")
+"""Words of Idefics3's processor, behind the vocabulary."""
 
 KINDS: dict[str, Kind] = {
     "mixtral": Kind(
@@ -300,7 +302,7 @@ KINDS: dict[str, Kind] = {
             },
         },
         renamed={"language_model.model.model.": "language_model.model."},
-        placeholder=words()[PLACEHOLDER - len(SPECIAL)],
+        placeholders=(words()[PLACEHOLDER - len(SPECIAL)],),
     ),
     "llava": Kind(
         "LlavaConfig",
@@ -339,7 +341,45 @@ KINDS: dict[str, Kind] = {
             },
         },
         renamed={"vision_tower.": "vision_tower.vision_model."},
-        placeholder=words()[PLACEHOLDER - len(SPECIAL)],
+        placeholders=(words()[PLACEHOLDER - len(SPECIAL)],),
+    ),
+    "idefics3": Kind(
+        "Idefics3Config",
+        "Idefics3ForConditionalGeneration",
+        "as llava, with 16 placeholder tokens, and no need of torchvision",
+        {
+            "text_config": COMMON | {"model_type": "llama", "vocab_size": RECIPE["vocab"] + 64},
+            "vision_config": {
+                "model_type": "idefics3_vision",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 1,
+                "image_size": IMAGE_SIDE,
+                "patch_size": PATCH_SIDE,
+            },
+            "image_token_id": RECIPE["vocab"] + AROUND_IMAGES.index("<image>"),
+            "scale_factor": 2,
+            "pad_token_id": 0,
+            "tie_word_embeddings": False,
+        },
+        without=tuple(COMMON),
+        extra={
+            "preprocessor_config.json": {
+                "image_processor_type": "Idefics3ImageProcessor",
+                "processor_class": "Idefics3Processor",
+                "do_image_splitting": False,
+                "size": {"longest_edge": IMAGE_SIDE},
+                "max_image_size": {"longest_edge": IMAGE_SIDE},
+            },
+            "processor_config.json": {
+                "processor_class": "Idefics3Processor",
+                "image_seq_len": 16,
+                "chat_template": "{% for m in messages %}{% for part in m.content %}"
+                "{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endfor %}",
+            },
+        },
+        placeholders=AROUND_IMAGES,
     ),
     "bert": Kind(
         "BertConfig",
@@ -369,8 +409,8 @@ def make_tiny(name: str, path: Path | str) -> Path:
 
     def write(folder: Path) -> None:
         write_tokenizer(folder)
-        if kind.placeholder:
-            _set_apart(folder, kind.placeholder)
+        if kind.placeholders:
+            _set_apart(folder, kind.placeholders)
         _write_weights(folder, kind)
         for file, value in kind.extra.items():
             (folder / file).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
@@ -393,11 +433,11 @@ def _write_weights(path: Path, kind: Kind) -> None:
         _rename(path / "model.safetensors", kind.renamed)
 
 
-def _set_apart(folder: Path, word: str) -> None:
+def _set_apart(folder: Path, placeholders: tuple[str, ...]) -> None:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": [word]})
+    tokenizer.add_special_tokens({"additional_special_tokens": list(placeholders)})
     tokenizer.save_pretrained(folder)
 
 

@@ -63,7 +63,7 @@ READS: tuple[Reads, ...] = (
         "vllm.config", "VllmConfig",
         "model_config parallel_config scheduler_config cache_config compilation_config kv_transfer_config",
     ),
-    _reads("vllm.config", "ModelConfig", "model max_model_len enforce_eager"),
+    _reads("vllm.config", "ModelConfig", "model max_model_len enforce_eager multimodal_config"),
     _reads(
         "vllm.config", "ParallelConfig",
         "tensor_parallel_size pipeline_parallel_size data_parallel_size data_parallel_rank",

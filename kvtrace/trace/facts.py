@@ -150,6 +150,7 @@ class EngineFact(Document):
     connector_created: bool | None = None
     connector: int | None = None
     kv_groups: tuple[KvGroup, ...] = ()
+    multimodal: bool | None = None
 
     @property
     def known(self) -> bool:

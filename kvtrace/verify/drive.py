@@ -44,6 +44,7 @@ class Driver:
     """Asks one engine.
 
     Attributes:
+        engine: the one that it asks.
         asked: in order, with what came back, without what the spools say.
         samples: what the processes used (``usage`` says it), with the number of the request asked then.
         held: numbers of the rests (from 1) after which blocks were still held.
@@ -59,7 +60,7 @@ class Driver:
         act: Callable[[str], None] | None = None,
     ) -> None:
         """``act``: damages the store."""
-        self._engine, self._streams, self._look = engine, streams, look
+        self.engine, self._streams, self._look = engine, streams, look
         self._progress, self._act = progress, act
         self.usage: Callable[[], Mapping[str, int]] | None = None
         self.samples: list[Mapping[str, float]] = []
@@ -75,16 +76,6 @@ class Driver:
         self._total = 0
         self._other_model = False
         """Whether it runs with the other model."""
-
-    @property
-    def adapters(self) -> int:
-        """LoRA adapters of the engine."""
-        return self._engine.adapters
-
-    @property
-    def other_model(self) -> bool:
-        """Whether the engine can be started with another model."""
-        return self._engine.other_model
 
     @property
     def patience(self) -> float:
@@ -147,7 +138,7 @@ class Driver:
                     self._late += 1
                     if self._late >= _MOST_LATE:
                         self.died = f"{self._late} times there was no answer"
-                if any(reply.error for reply in replies) and (why := self._engine.gone()):
+                if any(reply.error for reply in replies) and (why := self.engine.gone()):
                     self.deaths.append(Death(job.name, why, len(self.asked) - 1))
                     return job
                 if self.died:
@@ -171,17 +162,12 @@ class Driver:
             tokens = [self._tokens(name, prompt) for prompt in batch]
             requests = [
                 RequestToMake(
-                    f"{IDENT}-{first + at}",
-                    ids,
-                    prompt.generate,
-                    prompt.salt,
-                    prompt.leaves,
-                    prompt.preempted,
-                    prompt.adapter,
+                    f"{IDENT}-{first + at}", ids, one.generate, one.salt, one.leaves, one.preempted,
+                    one.adapter, one.image,
                 )
-                for at, (prompt, ids) in enumerate(zip(batch, tokens, strict=True))
-            ]
-            replies = self._engine.ask(requests, self.patience)
+                for at, (one, ids) in enumerate(zip(batch, tokens, strict=True))
+            ]  # fmt: skip
+            replies = self.engine.ask(requests, self.patience)
             for at, (prompt, ids, reply) in enumerate(zip(batch, tokens, replies, strict=True)):
                 self.asked.append(
                     Asked(
@@ -201,8 +187,7 @@ class Driver:
         """Of a prompt of the workload; behind one that goes on stands its last answer."""
         tokens = self._streams.tokens(name, prompt)
         if prompt.goes_on:
-            asker = prompt.salt, prompt.adapter
-            before = [one for one in self.asked if one.tokens == tokens and one.asker == asker]
+            before = [one for one in self.asked if one.tokens == tokens and one.prompt.asker == prompt.asker]
             tokens += before[-1].reply.tokens if before else ()
         return tokens
 
@@ -225,7 +210,7 @@ class Driver:
     def _start_again(self, other: bool = False) -> bool:
         """... with its own model, or with the other one."""
         try:
-            self._engine.restart(other)
+            self.engine.restart(other)
         except VerifyError as error:
             self.died = str(error)
         self._other_model = other
@@ -233,11 +218,11 @@ class Driver:
         return not self.died
 
     def _reset(self) -> bool:
-        came_about = self._engine.reset(_REST_PATIENCE)
+        came_about = self.engine.reset(_REST_PATIENCE)
         if came_about is None:
             self.resets_known = False
         elif not came_about:
-            self.died = self._engine.gone()
+            self.died = self.engine.gone()
             self.held.append(self.resets)
         return not self.died
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 @dataclass(frozen=True)
 class RequestToMake:
     """One request to make. ``id``: the client's, also in the run directory. ``adapter``: number of one of the
-    engine's LoRA adapters, from 1; 0 the model itself. ``transfer``: its ``kv_transfer_params``."""
+    engine's LoRA adapters, from 1; 0 the model itself. ``transfer``: its ``kv_transfer_params``. ``image``:
+    number of one that stands in front of the words of these tokens, from 1; 0 the tokens alone."""
 
     id: str
     tokens: Sequence[int]
@@ -19,6 +20,7 @@ class RequestToMake:
     leaves: bool = False
     preempted: bool = False
     adapter: int = 0
+    image: int = 0
     transfer: Mapping[str, Any] | None = None
 
 

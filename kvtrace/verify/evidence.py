@@ -51,6 +51,8 @@ class RequestSeen:
             lost after it had them in hand; unseen: of the prompt, of which neither is known.
         errors: of loaded blocks; noise: of blocks that the engine computed twice; by layer.
         compared, differing: loaded blocks that were compared number by number, and those not the same.
+        beginnings: digests of those of its beginnings that another request has, too -> their tokens; images
+            count as such. There is one for each block.
     """
 
     id: str
@@ -76,6 +78,7 @@ class RequestSeen:
     differing: int = 0
     in_hand: int = 0
     unseen: int = 0
+    beginnings: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def taken(self) -> int:
@@ -166,6 +169,7 @@ def _read(directory: Path) -> Evidence:
                 sum(fact.differing for fact in of_blocks if fact.loaded),
                 in_hand[row],
                 unseen.get(row, 0),
+                dict(run.in_common.get(row, ())),
             )
         )  # fmt: skip
     with_connector = [engine for engine in run.engines if engine.configured is not None]

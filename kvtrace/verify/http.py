@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
+import random
 import socket
 import threading
 import time
@@ -17,6 +19,8 @@ from kvtrace.verify.engine import Reply, RequestToMake
 _TOP = 5
 """Best tokens at each place that are asked for."""
 _ID = "token_id:"
+_SIDE = 64
+"""Of an image, in pixels."""
 _Parts = tuple[list[int], list[tuple[float, dict[int, float]]], str]
 
 
@@ -45,11 +49,13 @@ class Client:
         self._address = address
         self._names: list[str] = []
 
-    def call(self, method: str, path: str, patience: float = 30.0) -> tuple[int, dict[str, Any]]:
+    def call(
+        self, method: str, path: str, patience: float = 30.0, body: Mapping[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
         """Status (0: no answer) and the JSON object that came back."""
         connection = self._connect(patience)
         try:
-            connection.request(method, path, headers=self._headers())
+            connection.request(method, path, json.dumps(body) if body else None, self._headers())
             answer = connection.getresponse()
             value = json.loads(answer.read() or b"{}")
             return answer.status, value if isinstance(value, dict) else {}
@@ -91,13 +97,24 @@ class Client:
 
     def body(self, request: RequestToMake) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self.models[request.adapter], "prompt": list(request.tokens),
+            "model": self.models[request.adapter],
             "max_tokens": request.generate, "temperature": 0.0, "seed": 0, "ignore_eos": True,
-            "logprobs": _TOP,
             "return_tokens_as_token_ids": True,
         }  # fmt: skip
+        body |= (
+            {"messages": self._chat(request), "logprobs": True, "top_logprobs": _TOP}
+            if request.image
+            else {"prompt": list(request.tokens), "logprobs": _TOP}
+        )
         more = {"cache_salt": request.salt, "kv_transfer_params": request.transfer}
         return body | {name: value for name, value in more.items() if value}
+
+    def _chat(self, request: RequestToMake) -> list[dict[str, Any]]:
+        """The words of its tokens behind its image. They may be other tokens there: the run has those."""
+        tokens = {"model": self.models[request.adapter], "tokens": list(request.tokens)}
+        words = self.call("POST", "/detokenize", body=tokens)[1].get("prompt", "")
+        image = {"type": "image_url", "image_url": {"url": picture(request.image)}}
+        return [{"role": "user", "content": [image, {"type": "text", "text": str(words)}]}]
 
     def _one(self, request: RequestToMake, patience: float) -> Reply:
         began = time.monotonic()
@@ -105,7 +122,8 @@ class Client:
         body = self.body(request) | ({"stream": True} if streamed else {})
         connection = self._connect(patience)
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), self._headers(request.id))
+            path = "/v1/chat/completions" if request.image else "/v1/completions"
+            connection.request("POST", path, json.dumps(body), self._headers(request.id))
             answer = connection.getresponse()
             if answer.status != 200:
                 said = answer.read(4096).decode("utf-8", "replace")
@@ -178,15 +196,27 @@ def _parts(value: Mapping[str, Any]) -> _Parts:
         return [], [], _message(json.dumps(value))
     choice = (value.get("choices") or [{}])[0]
     told = choice.get("logprobs") or {}
-    tokens = [_token(name) for name in told.get("tokens") or ()]
-    own = told.get("token_logprobs") or [0.0] * len(tokens)
-    top = told.get("top_logprobs") or [{}] * len(tokens)
+    names = told.get("tokens") or ()
+    own = told.get("token_logprobs") or [0.0] * len(names)
+    top = told.get("top_logprobs") or [{}] * len(names)
+    places = list(zip(names, own, top, strict=False))
+    for one in told.get("content") or ():  # of a chat
+        others = {other["token"]: other["logprob"] for other in one["top_logprobs"]}
+        places.append((one["token"], one["logprob"], others))
+    tokens = [_token(name) for name, _, _ in places]
     best = [
         (float(mine or 0.0), {_token(name): float(of) for name, of in (others or {}).items()})
-        for mine, others in zip(own, top, strict=False)
+        for _, mine, others in places
     ]
     error = "the server ended it with an error" if choice.get("finish_reason") == "error" else ""
     return tokens, best, error
+
+
+def picture(number: int) -> str:
+    """A URL of an image, another one for each number: noise, as a portable pixmap."""
+    noise = random.Random(number).randbytes(_SIDE * _SIDE * 3)
+    data = base64.b64encode(b"P6 %d %d 255\n%s" % (_SIDE, _SIDE, noise))
+    return f"data:image/x-portable-pixmap;base64,{data.decode()}"
 
 
 def _token(name: str) -> int:

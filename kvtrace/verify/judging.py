@@ -29,6 +29,12 @@ def names(asked: Iterable[Asked]) -> list[str]:
     return [one.id for one in asked][:MOST_NAMED]
 
 
+def shown(says: str, found: Sequence[tuple[Asked, str]]) -> Verdict:
+    """A failure of requests, each with the line that shows it."""
+    lines = [line for _, line in found][:_MOST_SAID]
+    return failed(says, evidence=lines, requests=names(one for one, _ in found), case=found[0][0].case)
+
+
 def nothing(what: Observed) -> Verdict | None:
     """Why nothing of the connector's loads can be judged; None: some were seen."""
     if what.facts.role == "kv_producer":
@@ -83,7 +89,7 @@ def altered(one: Asked, what: Observed) -> bool:
     rest, and the engine's own prefix cache gave of its blocks."""
     if one.seen is None or not one.seen.local:
         return _altered(one, what)
-    here = (other for other in what.plain if (other.job, other.round) == (one.job, one.round))
+    here = (other for other in what.asked if (other.job, other.round) == (one.job, one.round))
     return any(_altered(other, what) for other in here)
 
 
@@ -175,7 +181,7 @@ def noise(what: Observed) -> float | None:
 def all_proved(one: Asked, what: Observed) -> bool:
     """Whether all that was loaded for the requests that were asked together is proved, block by block: then
     the KV is not why an answer is another one."""
-    loads = [other for other in what.plain if other.batch == one.batch and other.given]
+    loads = [other for other in what.asked if other.batch == one.batch and other.given]
     return bool(loads) and all(_proved(load, what) for load in loads)
 
 
@@ -209,10 +215,12 @@ def right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
     arm = what.reference.get(one.question)
     if arm is not None:
         return [(reply.tokens, reply) for reply in arm.replies if reply.tokens]
+    asker = one.prompt.asker[1:]
     return [
         (other.reply.tokens, other.reply)
-        for other in what.plain
+        for other in (what.of(one.job) if any(asker) else what.plain)
         if other is not one
+        and other.prompt.asker[1:] == asker
         and other.answered
         and other.seen is not None
         and other.seen.offered is not None
@@ -327,12 +335,7 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
         return wrong
     other = answers_differ(asked, what)
     if other and not any(altered(one, what) for one, _ in other):
-        return failed(
-            f"{len(other)} of {plural(len(asked), 'answer')} differ from those without loads",
-            evidence=[line for _, line in other][:_MOST_SAID],
-            requests=names(one for one, _ in other),
-            case=other[0][0].case,
-        )
+        return shown(f"{len(other)} of {plural(len(asked), 'answer')} differ from those without loads", other)
     if not any(one.given for one in asked):
         cannot = nothing(what)
         if cannot is not None:

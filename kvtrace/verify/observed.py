@@ -49,7 +49,8 @@ class Asked:
     taken: int = 0
     """Of these, as many as the connector took: what it leaves out is its choice."""
     known: int = 0
-    """The same of any request made by then, with what it generated: nobody else's tokens may be given."""
+    """The same of any request made by then, with what it generated: nobody else's tokens may be given. Of one
+    with an image in whole blocks."""
 
     @property
     def id(self) -> str:
@@ -63,10 +64,10 @@ class Asked:
     def question(self) -> Question:
         return Question(tuple(self.tokens), self.prompt.generate)
 
-    @property
-    def asker(self) -> tuple[str, int]:
-        """Whose KV it may get: of the same salt and the same adapter."""
-        return self.prompt.salt, self.prompt.adapter
+    def shared_with(self, other: Asked) -> int:
+        """Tokens of whole blocks with which both begin, images and all."""
+        mine, theirs = (one.seen.beginnings if one.seen else {} for one in (self, other))
+        return max((tokens for digest, tokens in mine.items() if digest in theirs), default=0)
 
     @property
     def given(self) -> int:
@@ -109,6 +110,8 @@ class EngineFacts:
     prefix_caching: bool = True
     adapters: int = 0
     """LoRA adapters that it serves."""
+    images: bool = False
+    """Whether its model takes more than text."""
     other_model: bool = False
     """Whether it can be started with another model of the same shape."""
 
@@ -168,9 +171,9 @@ class Observed:
 
     @cached_property
     def plain(self) -> list[Asked]:
-        """Requests to a store that nobody has damaged. Not of workloads with a LoRA adapter or of another
-        model: what is wrong there alone is a property of its own."""
-        adapted = {one.job for one in self.asked if one.prompt.adapter}
+        """Requests to a store that nobody has damaged. Not of workloads with a LoRA adapter, an image or
+        another model: what is wrong there alone is a property of its own."""
+        adapted = {one.job for one in self.asked if one.prompt.adapter or one.prompt.image}
         return [one for one in self.asked if one.act not in (MODEL, *STORE_ACTS) and one.job not in adapted]
 
     @cached_property
@@ -206,9 +209,14 @@ def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
     found = []
     held: dict[int, int] = {}  # number of a request -> its leading tokens that the connector has, after it
     for one in sorted(asked, key=lambda one: one.batch):
-        stored = known = taken = len(one.tokens) if pair and one.answered else 0
+        whole = one.seen.prompt if one.seen is not None else len(one.tokens)
+        stored = known = taken = whole if pair and one.answered else 0
         for other in asked:
-            if other is one or other.batch > one.batch or other.asker != one.asker:
+            if other is one or other.batch > one.batch:
+                continue
+            if one.prompt.image:
+                known = max(known, one.shared_with(other))
+            if one.prompt.image or other.prompt.asker != one.prompt.asker:
                 continue
             known = max(known, _common(one.tokens, [*other.tokens, *other.reply.tokens]))
             before = other.batch < one.batch and (other.job, other.round) != (one.job, one.round)

@@ -59,13 +59,9 @@ class Server:
         try:
             with open(self._log, "ab") as log:
                 self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environ,
-                    start_new_session=True,
-                )
+                    self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                    env=environ, start_new_session=True,
+                )  # fmt: skip
         except OSError as error:
             raise VerifyError(f"cannot start {self._command[0]}", error.strerror or str(error)) from error
         deadline = time.monotonic() + self._patience
@@ -104,16 +100,13 @@ class Server:
                 return came_about
             if self.gone() or time.monotonic() > deadline:
                 return False
-            self._nudge()
+            self.nudge()
             time.sleep(_POLL_SECONDS)
-
-    def _nudge(self) -> None:
-        self._nudges += 1
-        self.ask([RequestToMake(f"kvnudge-{self._nudges}", [100 + self._nudges % 300] * _NUDGE, 2)], 20.0)
 
     def nudge(self) -> None:
         """Have the engine make a few steps."""
-        self._nudge()
+        self._nudges += 1
+        self.ask([RequestToMake(f"kvnudge-{self._nudges}", [100 + self._nudges % 300] * _NUDGE, 2)], 20.0)
 
     def gone(self) -> str:
         code = self._process.poll() if self._process is not None else None

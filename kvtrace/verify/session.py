@@ -313,15 +313,9 @@ class _One:
             one.key: shlex.join(repeats(options, self._kind, one)) for one in answers if _repeatable(one)
         }
         return Result(
-            subject(first),
-            options.suite,
-            self._options.seed or 0,
-            "",
-            answers,
-            _numbers(facts),
-            again,
+            subject(first), options.suite, self._options.seed or 0, "", answers, _numbers(facts), again,
             self._notes,
-        )
+        )  # fmt: skip
 
     def _engine(self) -> TracedServer | TracedPair:
         patience, decode = self._options.start_timeout, self._options.decode

@@ -40,7 +40,7 @@ def ask(
     facts = replace(facts_of(first, store), blocks=blocks)
     if evidence.pair:
         facts = replace(facts, role="", looks_up=True)
-    facts = replace(facts, adapters=driver.adapters, other_model=driver.other_model)
+    facts = replace(facts, adapters=driver.engine.adapters, other_model=driver.engine.other_model)
     if case:
         name, colon, text = case.rpartition(":")
         if colon and name not in {one.id for one in of_suite(suite)}:
@@ -50,6 +50,8 @@ def ask(
         workload = parse(text)
         if any(prompt.adapter > facts.adapters for prompt in workload.prompts):
             raise VerifyError(f"the case {case!r} names a LoRA adapter that this server does not serve")
+        if not facts.images and any(prompt.image for prompt in workload.prompts):
+            raise VerifyError(f"the case {case!r} names an image", "the server's model takes none")
         if not store and set(workload.acts) & set(STORE_ACTS):
             raise VerifyError(f"the case {case!r} damages the store", "name its directory with --store")
         if MODEL in workload.acts and not facts.other_model:
@@ -94,14 +96,8 @@ def facts_of(engine: Engine, store: bool = False) -> EngineFacts:
     known = engine.facts
     longest = known.max_model_len or 2048
     return EngineFacts(
-        block=engine.block_size or 16,
-        budget=known.max_num_batched_tokens or 0,
-        longest=longest,
-        seqs=known.max_num_seqs or 0,
-        layers=engine.layers,
-        unit=0,
-        role=engine.role or "",
-        looks_up=engine.looks_up or engine.role == "kv_producer",
-        store=store,
-        prefix_caching=known.prefix_caching is not False,
-    )
+        block=engine.block_size or 16, budget=known.max_num_batched_tokens or 0, longest=longest,
+        seqs=known.max_num_seqs or 0, layers=engine.layers, unit=0, role=engine.role or "",
+        looks_up=engine.looks_up or engine.role == "kv_producer", store=store,
+        prefix_caching=known.prefix_caching is not False, images=known.multimodal is not False,
+    )  # fmt: skip

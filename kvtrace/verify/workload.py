@@ -5,9 +5,9 @@
 Words are asked one after the other, those with ``&`` between them together. ``a96`` is a prompt of the first
 96 tokens of stream a, ``a96b10`` the same with 10 tokens of stream b behind them: prompts that share a
 beginning are written with one, and ``a96+`` has behind it what the request for ``a96`` was answered last.
-Behind a prompt: ``~1`` the first of the server's LoRA adapters, ``@x`` its
-cache salt, ``*8`` tokens to generate, ``!`` the client leaves after the first of them, ``^`` the engine takes
-its blocks back then (a preemption).
+Behind a prompt: ``~1`` the first of the server's LoRA adapters, ``#1`` the same words in a chat, behind the
+first image (``#2``: behind another one), ``@x`` its cache salt, ``*8`` tokens to generate, ``!`` the client
+leaves after the first of them, ``^`` the engine takes its blocks back then (a preemption).
 
 At ``;`` the engine comes to rest and its own prefix cache is emptied; with ``restart``, ``model``, ``gone``,
 ``cut``, ``garbage``, ``read-only`` or ``full`` as the first word behind it also that happens to the server,
@@ -32,7 +32,9 @@ RESTART, MODEL = "restart", "model"
 STORE_ACTS = ("gone", "cut", "garbage", "read-only", "full")
 ACTS = (RESTART, MODEL, *STORE_ACTS)
 
-_PROMPT = re.compile(r"((?:[a-z]\d{1,7})+)(\+?)(?:~(\d))?(?:@([\w-]{1,32}))?(?:\*(\d{1,4}))?([!^]?)\Z")
+_PROMPT = re.compile(
+    r"((?:[a-z]\d{1,7})+)(\+?)(?:~(\d))?(?:#(\d))?(?:@([\w-]{1,32}))?(?:\*(\d{1,4}))?([!^]?)\Z"
+)
 _PIECE = re.compile(r"([a-z])(\d+)")
 _MOST_TOKENS = 1 << 20
 
@@ -56,6 +58,12 @@ class Prompt:
     adapter: int = 0
     goes_on: bool = False
     """Behind it stands the answer that it got before."""
+    image: int = 0
+
+    @property
+    def asker(self) -> tuple[str, int, int]:
+        """Whose KV it may get: of the same salt, adapter and image."""
+        return self.salt, self.adapter, self.image
 
     @property
     def length(self) -> int:
@@ -64,7 +72,7 @@ class Prompt:
     @property
     def text(self) -> str:
         pieces = "".join(f"{piece.stream}{piece.length}" for piece in self.pieces) + "+" * self.goes_on
-        adapter = f"~{self.adapter}" if self.adapter else ""
+        adapter = f"~{self.adapter}" * bool(self.adapter) + f"#{self.image}" * bool(self.image)
         salt = f"@{self.salt}" if self.salt else ""
         generate = f"*{self.generate}" if self.generate != GENERATED else ""
         return f"{pieces}{adapter}{salt}{generate}{'!' if self.leaves else '^' if self.preempted else ''}"
@@ -136,21 +144,11 @@ def parse(text: str) -> Workload:
 
 
 def _prompt(word: str, text: str) -> Prompt:
-    found = _PROMPT.match(word)
-    pieces = [Piece(name, int(length)) for name, length in _PIECE.findall(found[1])] if found else []
-    prompt = (
-        Prompt(
-            tuple(pieces),
-            found[4] or "",
-            int(found[5] or GENERATED),
-            found[6] == "!",
-            found[6] == "^",
-            int(found[3] or 0),
-            bool(found[2]),
-        )
-        if found
-        else None
-    )
+    prompt = None
+    if found := _PROMPT.match(word):
+        pieces = tuple(Piece(name, int(length)) for name, length in _PIECE.findall(found[1]))
+        asks = int(found[6] or GENERATED), found[7] == "!", found[7] == "^"
+        prompt = Prompt(pieces, found[5] or "", *asks, int(found[3] or 0), bool(found[2]), int(found[4] or 0))
     if prompt is None or not 0 < prompt.length <= _MOST_TOKENS or prompt.generate < 1:
         raise VerifyError(f"{word!r} in the case {text!r} is no prompt", "a prompt is a96, a96b10, a96@x*8")
     return prompt

@@ -56,6 +56,7 @@ def test_a_prompt_of_several_steps_ends_the_engine(example: Result) -> None:
 def test_its_keys_leave_the_salt_out(example: Result) -> None:
     assert answer(example, "other-salt") is Answer.FAILED
     assert answer(example, "nobody-else") is Answer.PROVED
+    assert answer(example, "other-image") is Answer.NOT_APPLICABLE  # its model takes text alone
 
 
 def test_other_shapes_go_on_after_the_engine_was_started_anew(example: Result) -> None:

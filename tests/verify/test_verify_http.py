@@ -3,6 +3,7 @@ the wire alone; what vLLM answers is tried on vLLM (test_verify_engine.py)."""
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -35,8 +36,11 @@ class Wire(BaseHTTPRequestHandler):
             self.resets.append(self.path)
             self._say({"success": len(self.resets) > 1})
             return
+        if self.path == "/detokenize":
+            self._say({"prompt": " ".join(map(str, body["tokens"]))})
+            return
         self.bodies.append({**body, "id": self.headers["X-Request-Id"]})
-        if body["prompt"] == [0]:
+        if body.get("prompt") == [0]:
             self._say({"error": {"message": "no such prompt"}}, 400)
             return
         told = {
@@ -44,6 +48,9 @@ class Wire(BaseHTTPRequestHandler):
             "token_logprobs": [-0.5, None],
             "top_logprobs": [{"token_id:7": -0.5, "token_id:9": -0.6}, None],
         }
+        if self.path == "/v1/chat/completions":
+            best = [{"token": "token_id:7", "logprob": -0.5}, {"token": "token_id:9", "logprob": -0.6}]
+            told = {"content": [{**best[0], "top_logprobs": best}]}
         choice = {"choices": [{"logprobs": told, "finish_reason": "length"}]}
         if not body.get("stream"):
             self._say(choice)
@@ -92,6 +99,18 @@ def test_a_lora_adapter_is_asked_by_its_name(client: Client) -> None:
     assert list(client.models) == ["tiny", "lora"]
     client.ask([RequestToMake("kvverify-1", [5, 6], 2, adapter=1)], 5)
     assert [body["model"] for body in Wire.bodies] == ["lora"]
+
+
+def test_an_image_stands_in_front_of_the_words_of_its_tokens(client: Client) -> None:
+    for number in (1, 2):
+        (reply,) = client.ask([RequestToMake("kvverify-1", [5, 6], 2, salt="x", image=number)], 5)
+        assert reply.tokens == (7,) and reply.logprobs == ((-0.5, {7: -0.5, 9: -0.6}),)
+    one, other = (body["messages"][0]["content"] for body in Wire.bodies)
+    assert one[1] == other[1] == {"type": "text", "text": "5 6"}
+    assert Wire.bodies[0]["cache_salt"] == "x" and "prompt" not in Wire.bodies[0]
+    urls = [content[0]["image_url"]["url"] for content in (one, other)]
+    pixels = [base64.b64decode(url.partition(",")[2]) for url in urls]
+    assert pixels[0] != pixels[1] and [len(one) for one in pixels] == [13 + 64 * 64 * 3] * 2
 
 
 def test_an_error_is_the_servers_own_words(client: Client) -> None:

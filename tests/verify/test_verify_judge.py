@@ -30,7 +30,15 @@ from kvtrace.verify.suite import ask, observed, probes
 from kvtrace.verify.workload import Streams, parse
 
 FACTS = EngineFacts(
-    block=32, budget=256, longest=2048, seqs=16, layers=4, unit=32, role="kv_both", adapters=1
+    block=32,
+    budget=256,
+    longest=2048,
+    seqs=16,
+    layers=4,
+    unit=32,
+    role="kv_both",
+    adapters=1,
+    images=True,
 )
 PAIRS = 4
 
@@ -46,11 +54,16 @@ class Connector:
         self.seen: dict[int, RequestSeen] = {}
 
     def key(self, tokens: Sequence[int], request: RequestToMake) -> tuple[int, ...]:
-        return (*tokens, *map(ord, request.salt), -request.adapter)
+        return (*tokens, *map(ord, request.salt), -request.adapter, -100 * request.image)
 
     def offered(self, request: RequestToMake) -> int:
         ends = range(self.unit, len(request.tokens), self.unit)
         return max((n for n in ends if self.key(request.tokens[:n], request) in self.kept), default=0)
+
+    def beginnings(self, request: RequestToMake) -> Mapping[int, int]:
+        """As the agent's digests have them."""
+        cuts = [*range(32, len(request.tokens) + 1, 32), len(request.tokens)]
+        return {hash(Connector.key(self, request.tokens[:n], request)): n for n in cuts}
 
     def save(self, request: RequestToMake) -> None:
         for n in range(self.unit, len(request.tokens) + 1, self.unit):
@@ -79,7 +92,7 @@ class Connector:
         seen = RequestSeen(
             request.id, 1, len(request.tokens), len(request.tokens), 0, loaded, loaded, False, PAIRS,
             self.ends(loaded), 0, {}, 0 if loaded else PAIRS * len(request.tokens), 1,
-            int(request.preempted), status, True,
+            int(request.preempted), status, True, beginnings=self.beginnings(request),
         )  # fmt: skip
         self.seen[number] = replace(seen, **self.more(loaded))
         self.save(request)
@@ -123,7 +136,7 @@ def test_a_connector_that_keeps_its_promises_fails_nothing(monkeypatch: pytest.M
     proved = {name for name, answer in found.items() if answer is Answer.PROVED}
     assert {
         "transfers", "comes-back-equal", "whole-units", "lengths",
-        "nobody-else", "other-salt", "other-adapter",
+        "nobody-else", "other-salt", "other-adapter", "other-image",
     } <= proved  # fmt: skip
     assert {
         "chunked",
@@ -155,9 +168,10 @@ def test_a_key_without_the_prefix_gives_to_others(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("left_out", "fails"), [({"salt": ""}, "other-salt"), ({"adapter": 0}, "other-adapter")]
+    ("left_out", "fails"),
+    [({"salt": ""}, "other-salt"), ({"adapter": 0}, "other-adapter"), ({"image": 0}, "other-image")],
 )
-def test_a_key_without_the_salt_or_the_adapter_gives_to_others(
+def test_a_key_without_salt_adapter_or_image_gives_to_others(
     left_out: dict[str, Any], fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Without(Connector):
@@ -165,6 +179,68 @@ def test_a_key_without_the_salt_or_the_adapter_gives_to_others(
             return super().key(tokens, replace(request, **left_out))
 
     assert failed(answers(Without(), monkeypatch)) == {fails}
+
+
+def other_image(what: Observed) -> Verdict:
+    (found,) = judged([one for one in of_suite("quick") if one.id == "other-image"], what)
+    return found.verdict
+
+
+def test_what_stands_in_front_of_an_image_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which tokens within a block are the image's is not known: of these none is held against it."""
+
+    class Offers(Connector):
+        most = 0
+
+        def offered(self, request: RequestToMake) -> int:
+            return super().offered(request) or (self.most if request.image else 0)
+
+    for most, answer in ((31, Answer.PROVED), (32, Answer.FAILED)):
+        Offers.most = most
+        what = everything(Offers(), monkeypatch)
+        assert other_image(what).answer is answer
+
+
+def test_answers_with_an_image_are_those_of_the_same_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Images(Connector):
+        def reply(self, request: RequestToMake, loaded: int) -> Reply:
+            tokens = super().reply(request, loaded).tokens
+            wrong = self.wrong and loaded > 0
+            return Reply(tuple(one + request.image + 50 * wrong for one in tokens), seconds=0.01)
+
+        wrong = False
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            return {}  # its loads were not compared
+
+    assert other_image(everything(Images(), monkeypatch)).answer is Answer.PROVED
+    Images.wrong = True
+    found = other_image(everything(Images(), monkeypatch))
+    assert found.answer is Answer.FAILED and "are not those of their own prompt" in found.says
+
+
+def test_wrong_kv_of_an_image_is_nothing_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = everything(Connector(), monkeypatch)
+    first = next(one for one in what.of("other-image") if one.given and one.seen)
+    assert first.seen is not None and other_image(what).answer is Answer.PROVED
+    wrong = replace(first, seen=replace(first.seen, ends={LoadEnd.WRONG: 32 * PAIRS}, proved=0))
+    found = other_image(replace(what, asked=[wrong if one is first else one for one in what.asked]))
+    assert found.answer is Answer.FAILED and "hold other KV" in found.says
+
+
+def test_the_first_of_two_servers_has_image_and_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [one for one in everything(Connector(), monkeypatch).of("other-image") if one.prompt.image]
+    longer = [replace(one, seen=replace(one.seen, prompt=one.seen.prompt + 16)) for one in own if one.seen]
+    assert {one.known for one in with_stored(longer, pair=True)} == {80 + 16}
+
+
+def test_no_image_is_asked_of_a_model_that_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = everything(Connector(), monkeypatch)
+    assert all(one.prompt.image or one.prompt.text == "a80" for one in what.of("other-image"))
+    text = replace(FACTS, images=False)
+    assert "other-image" not in dict(workloads(of_suite("full"), text))
+    verdict = other_image(replace(what, facts=text))
+    assert verdict.answer is Answer.NOT_APPLICABLE and "takes no images" in verdict.says
 
 
 @pytest.mark.parametrize(
@@ -685,7 +761,8 @@ def test_what_a_restart_forgot_is_no_whole_unit_that_is_missing(monkeypatch: pyt
 def test_a_case_may_name_the_property_that_it_is_of() -> None:
     engine = SimpleNamespace(
         configured=object(), facts=SimpleNamespace(max_model_len=2048, max_num_batched_tokens=256,
-        max_num_seqs=16, prefix_caching=True), block_size=32, layers=4, role="kv_both", looks_up=True,
+        max_num_seqs=16, prefix_caching=True, multimodal=False), block_size=32, layers=4, role="kv_both",
+        looks_up=True,
     )  # fmt: skip
     evidence = Evidence(cast(Any, engine), {})
     connector = Connector()
@@ -694,6 +771,8 @@ def test_a_case_may_name_the_property_that_it_is_of() -> None:
     assert [(one.job, one.act) for one in driver.asked] == [("restart", ""), ("restart", "restart")]
     with pytest.raises(VerifyError, match="names no property of suite quick"):
         ask(driver, lambda: evidence, "quick", "restart: a96 ; restart a96")
+    with pytest.raises(VerifyError, match="the server's model takes none"):
+        ask(driver, lambda: evidence, "quick", "a96#1 ; a96#2")
 
 
 def test_answers_that_were_compared_with_nothing_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ def test_a_workload_is_what_its_text_says() -> None:
     assert second.batches[0][0].leaves and second.batches[1][0].preempted
     assert second.batches[2][0].goes_on and not first.batches[0][0].goes_on
     assert parse(workload.text) == workload
+    (image,) = parse("a96~2#3@x*8!").prompts
+    assert image.asker == ("x", 2, 3) and image.text == "a96~2#3@x*8!"
 
 
 @given(workloads(FACTS))

@@ -142,6 +142,7 @@ def engine(scheduler: Any, tag: int) -> EngineFact:
         connector_created=connector is not None,
         connector=index_of(connector),
         kv_groups=kv_groups(getattr(scheduler, "kv_cache_config", None)),
+        multimodal=get(config, "model_config.multimodal_config") is not None,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
-from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
+from kvtrace.verify.answers import Answer, Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.observed import Asked, EngineFacts, Observed
 from kvtrace.verify.properties.sizes import unit, units
 from kvtrace.verify.property import FULL, Property
@@ -12,19 +14,20 @@ from kvtrace.verify.workload import MODEL, RESTART
 from kvtrace.words import count, plural
 
 
-def _beyond(asked: list[Asked]) -> list[Asked]:
-    """Requests for which the connector offered more than anybody with the same beginning ever asked."""
+def _beyond(asked: list[Asked], block: int) -> list[Asked]:
+    """Requests for which the connector offered more than anybody with the same beginning ever asked. Where an
+    image differs within a block, the run does not say."""
     return [
         one
         for one in asked
         if one.seen is not None and one.seen.offered is not None and one.seen.offered > 0
-        if one.seen.local + one.seen.offered > one.known
+        if one.seen.local + one.seen.offered > one.known + (block - 1 if one.prompt.image else 0)
     ]
 
 
 def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
     looked = [one for one in asked if one.seen is not None and one.seen.offered is not None]
-    bad = _beyond(looked)
+    bad = _beyond(looked, what.facts.block)
     if bad:
         first = bad[0]
         offered = first.seen.local + (first.seen.offered or 0) if first.seen else 0
@@ -36,27 +39,18 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
         )
     another = [(one, line) for one in asked for line in _of_another(one)]
     if another:
-        return failed(
-            f"{plural(len(another), 'load')} brought another prompt's KV",
-            evidence=[line for _, line in another][:3],
-            requests=judging.names(one for one, _ in another),
-            case=another[0][0].case,
-        )
+        return judging.shown(f"{plural(len(another), 'load')} brought another prompt's KV", another)
     other = [
         (one, line)
         for one, line in judging.answers_differ(asked, what)
         if one.given and not judging.altered(one, what) and not judging.bad_ends(one, what)
     ]
     if other:
-        return failed(
-            f"{len(other)} of {plural(len(asked), 'answer')} are not those of their own prompt",
-            evidence=[line for _, line in other][:3],
-            requests=judging.names(one for one, _ in other),
-            case=other[0][0].case,
-        )
+        says = f"{len(other)} of {plural(len(asked), 'answer')} are not those of their own prompt"
+        return judging.shown(says, other)
     if not looked:
         return judging.nothing(what) or not_observed("the connector was not asked")
-    if not what.loads:
+    if not what.loads and not any(one.given for one in asked):
         return judging.nothing(what) or not_observed("nothing was loaded")
     if what.evidence.pair and not any(one.seen and one.seen.proved for one in looked):
         return not_observed("what the second server loaded could not be compared")
@@ -74,22 +68,21 @@ def _others(own: list[Asked], what: Observed) -> Verdict:
     return _judge([one for one in what.plain if one.job not in salted], what, "a prompt with this beginning")
 
 
-def _salts(own: list[Asked], what: Observed) -> Verdict:
-    if not own:
-        return not_observed("not asked")
-    refused = [one for one in own if one.prompt.salt and one.reply.error]
-    if refused:
-        return not_observed(f"requests with a cache_salt had no answer: {refused[0].reply.error}")
-    return _judge(own, what, "a request with this cache_salt")
+def _apart(name: str, serves: str = "", lacks: str = "") -> Callable[[list[Asked], Observed], Verdict]:
+    """The judgement of requests that differ in that alone; without the fact ``serves`` it is ``lacks``."""
 
+    def judge(own: list[Asked], what: Observed) -> Verdict:
+        if serves and not getattr(what.facts, serves):
+            return not_applicable(lacks)
+        refused = [one for one in own if any(one.prompt.asker) and one.reply.error]
+        if refused:
+            return not_observed(f"requests with another {name} had no answer: {refused[0].reply.error}")
+        found = _judge(own, what, f"a request with this {name}") if own else not_observed("not asked")
+        # of what is not plain no other property judges the loads
+        wrong = judging.loaded_wrong(own, what, LoadEnd.WRONG) if serves else None
+        return found if found.answer is Answer.FAILED else wrong or found
 
-def _adapters(own: list[Asked], what: Observed) -> Verdict:
-    if not what.facts.adapters:
-        return not_applicable("the server serves no LoRA adapter")
-    refused = [one for one in own if one.prompt.adapter and one.reply.error]
-    if refused:
-        return not_observed(f"requests with an adapter had no answer: {refused[0].reply.error}")
-    return _judge(own, what, "a request with this adapter") if own else not_observed("not asked")
+    return judge
 
 
 def _models(own: list[Asked], what: Observed) -> Verdict:
@@ -135,32 +128,36 @@ def _words(facts: EngineFacts) -> str:
     return f"{first} s{within}t{one} ; {again} s{within}u{one}"
 
 
-def _other_model(facts: EngineFacts) -> str:
-    """First with the same model: what does not outlast its engine says nothing of the other one."""
-    n = units(facts, 2) + unit(facts) // 2
-    return f"a{n} b{n} ; {RESTART} a{n} ; {MODEL} a{n} b{n}" if facts.other_model else ""
+def _two_units(text: str, serves: str = "") -> Callable[[EngineFacts], str]:
+    """That text, with prompts of n tokens; "" where the engine's facts lack ``serves``."""
 
+    def words(facts: EngineFacts) -> str:
+        n = units(facts, 2) + unit(facts) // 2
+        return text.format(n=n) if not serves or getattr(facts, serves) else ""
 
-def _salted(facts: EngineFacts) -> str:
-    n = units(facts, 2) + unit(facts) // 2
-    return f"a{n} b{n}@x ; a{n}@x b{n}@y b{n} ; b{n}@x"
-
-
-def _adapted(facts: EngineFacts) -> str:
-    n = units(facts, 2) + unit(facts) // 2
-    return f"a{n} b{n}~1 ; a{n}~1 b{n} ; a{n}~1" if facts.adapters else ""
+    return words
 
 
 PROPERTIES = (
     Property("nobody-else", "Nothing comes back for another prompt", _others, _words),
-    Property("other-salt", "Nothing comes back for another cache_salt", _salts, _salted),
-    Property("other-adapter", "Nothing comes back for another LoRA adapter", _adapters, _adapted),
     Property(
-        "other-image", "Nothing comes back for another image",
-        lambda own, what: not_observed("verify asks with text alone"),
+        "other-salt", "Nothing comes back for another cache_salt", _apart("cache_salt"),
+        _two_units("a{n} b{n}@x ; a{n}@x b{n}@y b{n} ; b{n}@x"),
     ),
     Property(
-        "other-model", "Nothing comes back for another model", _models, _other_model, FULL, shrinks=False
+        "other-adapter", "Nothing comes back for another LoRA adapter",
+        _apart("adapter", "adapters", "the server serves no LoRA adapter"),
+        _two_units("a{n} b{n}~1 ; a{n}~1 b{n} ; a{n}~1", "adapters"),
+    ),
+    Property(
+        "other-image", "Nothing comes back for another image",
+        _apart("image", "images", "the server's model takes no images"),
+        _two_units("a{n}#1 ; a{n}#2 a{n}#1 a{n} ; a{n}#1 a{n}#2", "images"), shrinks=False,
+    ),
+    Property(  # first with the same model: what does not outlast its engine says nothing of the other one
+        "other-model", "Nothing comes back for another model", _models,
+        _two_units(f"a{{n}} b{{n}} ; {RESTART} a{{n}} ; {MODEL} a{{n}} b{{n}}", "other_model"), FULL,
+        shrinks=False,
     ),
     Property("ranks-apart", "No rank gets another rank's KV", _ranks),
 )  # fmt: skip

@@ -61,12 +61,8 @@ def _damaged(own: list[Asked], what: Observed) -> Verdict:
         return late
     other = judging.answers_differ(later, what)
     if other:
-        return failed(
-            f"{len(other)} of {plural(len(later), 'answer')} are not those that were right before",
-            evidence=[line for _, line in other][:3],
-            requests=judging.names(one for one, _ in other),
-            case=other[0][0].case,
-        )
+        says = f"{len(other)} of {plural(len(later), 'answer')} are not those that were right before"
+        return judging.shown(says, other)
     if what.held:
         return failed("blocks were not given back", case=later[0].case)
     return proved(f"of {plural(len(later), 'answer')} each is right all the same")
