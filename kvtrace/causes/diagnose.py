@@ -247,11 +247,7 @@ def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
     if why := _unheard(case):
         found.append(NotObserved("store-entries", why))
     if saves.accounts.get(NOT_OBSERVED) and not unreadable and not why:
-        found.append(
-            NotObserved(
-                "some-tokens", "steps or workers that left no record: their tokens count as not observed"
-            )
-        )
+        found.append(NotObserved("some-tokens", "steps left no record, or may store what no metadata names"))
     declared = saves.grades.get(SAVED, {}).get(Grade.DECLARED, 0)
     if declared and saves.trust == "declared":
         found.append(NotObserved("slots-read", measured.unseen(case.run.trust)))

@@ -409,7 +409,7 @@ def _range_row(story: Story, part: Range) -> tuple[str, str, str, str]:
     if part.account == PENDING:
         account += " (in flight when the trace ends)"
     elif part.account == NOT_OBSERVED:
-        account += " (not recorded)"
+        account += " (not seen)"
     elif part.grade:
         account += f" · {clean(part.grade, 20)}"
         if part.sent_to:

@@ -24,8 +24,9 @@ _TRANSFER = (
     "kv_buffer_device",
     "engine_id",
 )
-BLOCK, STEP, LONGEST = 32, 512, 2048
-"""Of the small server: tokens in a block and in a step, and of the longest sequence."""
+BLOCK, STEP, LONGEST = 32, 500, 2048
+"""Of the small server: tokens in a block and in a step, which ends within a block, and of the longest
+sequence."""
 
 
 def transfer_config(connector: str, config: str | None) -> dict[str, Any]:

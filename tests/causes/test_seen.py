@@ -122,13 +122,6 @@ def test_of_two_units_that_fit_the_one_of_other_stores_is_it(tmp_path: Path) -> 
     assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 32
 
 
-def test_of_two_units_a_loaded_prompts_tail_may_rule_the_larger(tmp_path: Path) -> None:
-    engine = run_of(tmp_path, span=64).engines[0]
-    unit = infer_unit(engine, [sample(207, 192), sample(223, 192)], [])
-    assert unit is not None and 64 in (unit.value, *unit.larger)
-    assert unit.surely_aligned(177) == 128
-
-
 def test_what_was_kept_of_a_prompt() -> None:
     assert _kept([], 128, 2, True) == Kept(128)
     assert _kept([(96, 128, 2)], 128, 2, True) == Kept(96)

@@ -8,6 +8,7 @@ from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
 from test_rules import analyse, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis
+from kvtrace.ledger import read_run
 
 
 def said(diagnosis: Diagnosis, ident: str) -> str:
@@ -114,3 +115,5 @@ def test_what_a_save_reads_again_was_not_computed_here(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"saved": 128}
     assert diagnosis.verdict.startswith("All 64 prompt tokens computed here were ")
+    whole = read_run(tmp_path).whole.groupby("outcome")["amount"].sum().to_dict()
+    assert whole == {"saved": 64, "local-hit": 64}  # none of them is a generated one

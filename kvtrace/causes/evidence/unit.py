@@ -80,7 +80,6 @@ class Unit:
     where: str  # where the number comes from, for people
     attributes: tuple[str, ...]  # the connector's integers with this value
     both_fit: bool = False  # kept_back 0 and 1 both give every store of the run, and neither is known
-    larger: tuple[int, ...] = ()  # larger numbers with a name that give every store as well
 
     @property
     def rounding(self) -> str:
@@ -92,14 +91,7 @@ class Unit:
 
     def aligned(self, tokens: int) -> int:
         """What of ``tokens`` positions fills units."""
-        return self._in_units_of(self.value, tokens)
-
-    def surely_aligned(self, tokens: int) -> int:
-        """The same, whichever of the numbers that give every store is the unit."""
-        return min(self._in_units_of(value, tokens) for value in (self.value, *self.larger))
-
-    def _in_units_of(self, value: int, tokens: int) -> int:
-        return max(0, tokens - self.kept_back) // value * value
+        return max(0, tokens - self.kept_back) // self.value * self.value
 
 
 @dataclass
@@ -220,11 +212,7 @@ def _infer(
         chosen = max(of_all or fits, key=lambda fit: fit.plainness, default=None)
     else:
         chosen = _without_stores(fits, bool(decided), silent)
-    if chosen is None:
-        return None
-    named = _named(chosen, engine, command)
-    larger = tuple(fit.value for fit in fits if fit.value > chosen.value)
-    return replace(named, larger=larger) if stores else named
+    return _named(chosen, engine, command) if chosen else None
 
 
 def _candidates(engine: Engine) -> list[_Candidate]:

@@ -49,9 +49,7 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
             return []
         aligned = request.computed // unit.value * unit.value
     else:
-        # What was loaded or reused tells nothing of the unit, and the rest may be less than the larger one.
-        no_store = request.local + request.external > 0 and not (request.entries or request.saved)
-        aligned = (unit.surely_aligned if no_store else unit.aligned)(request.prompt)
+        aligned = unit.aligned(request.prompt)
         reached = engine.decode_entries and request.stored_end >= request.prompt
         if reached and request.taken != aligned:
             return []

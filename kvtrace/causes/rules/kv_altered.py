@@ -1,20 +1,21 @@
-"""kv-altered: every block that came back holds other numbers than were stored."""
+"""kv-altered: blocks came back as other numbers than were stored."""
 
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import LIMIT, LOADS, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.contents.compare import ALTERED
-from kvtrace.words import plural
+from kvtrace.ledger.contents.compare import ALTERED, EQUAL
+from kvtrace.words import of_all, plural
 
 CAUSE = Cause(
     id="kv-altered",
     severity=LIMIT,
     ledger=LOADS,
-    meaning="What comes back is not the KV that was stored, but other numbers, in every block.",
+    meaning="What comes back is not the KV that was stored, but other numbers.",
     seen_as=(
-        "The fingerprints of all loaded blocks that could be compared differ from those of the same tokens "
-        "as they were computed, in all layers, and none is that of other tokens or of another place."
+        "The fingerprints of loaded blocks differ from those of the same tokens as they were computed, in "
+        "all layers, and no loaded block is known to be that of other tokens or of another place. Fewer "
+        "bits, in one tier of a store or in all, look so, and so does KV that was spoilt."
     ),
     remedy=(
         "Ask kvtrace verify by how much they differ. Where fewer bits are meant, say so in the connector's "
@@ -29,16 +30,14 @@ def rule(case: Case) -> Results:
     if hit:
         reads = [one for one in case.run.outside if one.read]
         whole = bool(reads) and all(one.accounted >= one.read for one in reads)  # no fewer bits
-        meant = "though as many bytes came to rest as were read" if whole else "every block of them"
+        altered, equal = (case.run.compared.get(word, 0) for word in (ALTERED, EQUAL))
+        where = f"in {of_all(altered, altered + equal, 'block')} that could be compared"
+        meant = f"{where}, though as many bytes came to rest as were read" if whole else where
         yield loads.finding(
             case,
             CAUSE,
             f"{plural(loads.tokens(case, hit, CAUSE), 'token')} came back as other numbers than were "
             f"stored, {meant}. Is that meant?",
-            evidence=[
-                f"{plural(case.run.compared.get(ALTERED, 0), 'loaded block')} compared: none equal, none "
-                "known to be other KV",
-                *loads.reasons_and_places(hit, CAUSE),
-            ],
-            headline="every loaded block holds other numbers than were stored",
+            evidence=["none of them is known to be other KV", *loads.reasons_and_places(hit, CAUSE)],
+            headline="loaded blocks hold other numbers than were stored",
         )

@@ -49,7 +49,7 @@ class Wrong:
     """The pairs of the whole block, where ``pairs`` are some of them."""
     altered: bool = False
     """It is no other KV that is known, nor what stood there before, nor zeros, but other numbers, in all
-    layers; and so is every block that was loaded: a store of fewer bits alters them all."""
+    layers; and so is all that came back and is not equal: a store of fewer bits may keep a part whole."""
     unlike: bool = False
     """All that is known is that it is not what its tokens computed to, in some layer: one that lost its part
     explains that."""
@@ -141,10 +141,9 @@ def returned(found: Iterable[Returned], pairs: int) -> list[Interval]:
 
 
 def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:
-    """Where one block came back equal, or one is known to be other KV, the others are no store of fewer
-    bits."""
+    """Where one block is known to be other KV, the others are no store of fewer bits."""
     every = [one for found in wrong.values() for one in found]
-    if every and not blocks[EQUAL] and all(one.altered and not one.unwritten for one in every):
+    if every and all(one.altered and not one.unwritten for one in every):
         blocks[ALTERED] = blocks.pop(WRONG)
         return
     for row, found in wrong.items():

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
-from kvtrace.ledger.intervals import length, subtract
+from kvtrace.ledger.intervals import intersect, length, subtract
 from kvtrace.ledger.loads.outcome import Arrived
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import (
@@ -29,7 +29,7 @@ from kvtrace.ledger.run import (
 )
 from kvtrace.ledger.saves.joint import Joint
 from kvtrace.ledger.saves.pairs import Pairs, SaveEvidence, pairs_of
-from kvtrace.ledger.saves.positions import PositionsEvidence, Segment, reuse_of
+from kvtrace.ledger.saves.positions import IN_GPU_CACHE, PositionsEvidence, Segment, reuse_of
 from kvtrace.ledger.steps import Array
 from kvtrace.ledger.whole import least, swept
 from kvtrace.terms import SAVED, Grade
@@ -226,8 +226,8 @@ class _OfRequest:
         return self._rows(amounts, prompts)
 
     def whole(self) -> Rows:
-        """The same in tokens: those of which no pair lost its part. What was saved out of the GPU's prefix
-        cache is no prompt that was computed here."""
+        """The same in tokens: those of which no pair lost its part. What the GPU's prefix cache gave was not
+        computed here, also where a save read it again."""
         tokens: Counter[Outcome] = Counter()
         prompts: Counter[Outcome] = Counter()
         parts = [
@@ -235,10 +235,13 @@ class _OfRequest:
         ]
         for start, end, outcomes in swept(parts):
             outcome = least(outcomes)
-            if outcome.name != NOT_SAVED:
-                tokens[outcome] += end - start
-                again = list(self._way.reuse.local) if outcome.name == SAVED else []
-                prompts[outcome] += sum(self._of_prompt(*part) for part in subtract([(start, end)], again))
+            if outcome.name == NOT_SAVED:
+                continue
+            again = intersect([(start, end)], self._way.reuse.local if outcome.name == SAVED else [])
+            for one, of in ((outcome, subtract([(start, end)], again)), (IN_GPU_CACHE, again)):
+                if of:
+                    tokens[one] += length(of)
+                    prompts[one] += sum(self._of_prompt(*part) for part in of)
         return self._rows(tokens, prompts)
 
     def kept(self) -> Array:

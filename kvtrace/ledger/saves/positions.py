@@ -134,7 +134,7 @@ class Token(NamedTuple):
 
 
 _PENDING = Outcome(PENDING)
-_LOCAL_HIT = Outcome(LOCAL_HIT, grade=Grade.READ)
+IN_GPU_CACHE = Outcome(LOCAL_HIT, grade=Grade.READ)
 
 
 def not_observed(blind: Blind, end: SaveEnd | None = None) -> Outcome:
@@ -149,7 +149,7 @@ def decide(token: Token) -> Outcome:
     if saved is not None:
         return _saved(token, saved)
     if token.local:
-        return _LOCAL_HIT
+        return IN_GPU_CACHE
     if token.computed is None or token.computed == StepState.NOT_RECORDED:
         return not_observed(Blind.NO_RECORD)
     if token.computed == StepState.NOT_REACHED:
