@@ -373,8 +373,8 @@ def not_back(gone: Sequence[Asked], what: Observed) -> Verdict:
         f"of {plural(len(gone), 'repeated prompt')} whole units of {what.unit} tokens did not come back: "
         f"{count(first.back)} of {count(expected(first, what))} tokens of {first.id}",
         evidence=[
-            f"the connector took {plural(took, 'token')} of it when it was asked first; where a quota may have "
-            "dropped it, give the store room for all of verify's prompts"
+            f"the connector took {plural(took, 'token')} of it when it was asked first; where a quota may "
+            "have dropped it, give the store room for all of verify's prompts"
         ],
         requests=names(gone),
         numbers={"prompts": len(gone), "unit": what.unit},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvtrace.causes.case import CaseRequest, after_empty, stored_before
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence.accounted import all_written
-from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.run import Engine
 from kvtrace.trace.format import STEP_MASK
@@ -76,27 +75,29 @@ def _finding(case: Case, victims: list[CaseRequest]) -> Finding:
     unit = case.units.get(engine.tag)
     size = unit.value if unit else engine.block_size
     kept = unit.kept_back if unit else 1
-    # A store of these would not be empty: it is their lookup that rounds further down.
-    edge = [r for r in victims if r.prompt - kept >= size]
+    where = f"unit {size}, {unit.where if unit else 'a block'}"
     affected = of_all(len(victims), len(case.of_engine(engine.tag)), "prompt")
     name = engine.connector.cls if engine.connector else "The connector"
     were = "was" if len(victims) == 1 else "were"
     reason = "rounded down to 0 tokens, they share the key of the empty prefix"
+    rounding = f"the longest has {plural(max(r.prompt for r in victims), 'token')} ({where})"
     remedy = [CAUSE.remedy]
-    if edge:
-        gain = count(sum(max(0, r.prompt - kept) // size * size for r in edge))
-        remedy.insert(
-            0,
-            f"round the lookup as the store does: {gain} tokens of {plural(len(edge), 'prompt')} would "
-            "have been stored",
-        )
-        reason = "rounded down to 0 tokens, some by the lookup alone, they share the key of the empty prefix"
-    if len(edge) == len(victims):
+    if all(r.prompt - kept >= size for r in victims):
+        # A store of these would not be empty: it is their lookup that rounds further down.
+        gain = sum(max(0, r.prompt - kept) // size * size for r in victims)
+        n = victims[0].prompt
         reason = "the lookup rounds them down to 0 tokens, the key of the empty prefix; a store would not"
+        rounding = (
+            f"{plural(len(victims), 'prompt')} of {count(n)} tokens: a store would round that to "
+            f"{max(0, n - kept) // size * size} ({where}); the lookup rounds further down, to 0 as floor(({n} - "
+            f"{kept + 1}) / {size}) x {size} does"
+        )
+        saved = f"{count(gain)} tokens of {plural(len(victims), 'prompt')} would have been stored"
+        remedy.insert(0, f"round the lookup as the store does: {saved}")
     return case.finding(
         CAUSE,
         f"{name} treats {affected} as stored that never {were}: {reason}.",
-        evidence=[*_keys(case, engine, victims), *_rounding(victims, edge, size, kept, unit)],
+        evidence=[*_keys(case, engine, victims), rounding],
         remedy=remedy,
         events=[
             Event(r.id, r.chunk_step, f"{count(r.prompt)} prompt tokens, no store entry in any step")
@@ -112,38 +113,10 @@ def _keys(case: Case, engine: Engine, victims: list[CaseRequest]) -> list[str]:
     same = (r for r in case.of_engine(engine.tag) if r.empty_entry and r.entries[0].step == step)
     holder = next(same, None)
     digests = {r.digest for r in victims if r.digest}
-    lengths = sorted({r.prompt for r in victims})
-    sizes = f"{count(lengths[0])} to {count(lengths[-1])}" if len(lengths) > 1 else count(lengths[0])
-    if len(digests) > 1:
-        differ = f"their digests differ ({plural(len(digests), 'different prompt')}): they share"
-    elif len(victims) == 1:
-        differ = "its tokens are different: it shares"
-    else:
-        differ = "their tokens are not that prompt's: they share"
+    differ = f"{plural(len(digests), 'different prompt')}, and " if len(digests) > 1 else ""
     return [
         f"step {step & STEP_MASK}: a prompt of {count(length)} tokens, with a store of 0 slots"
         + (f" (request {holder.id})" if holder else ""),
-        f"after it {plural(len(victims), 'prompt')} of {sizes} tokens got no entry; {differ} the key, not "
-        "the tokens",
+        f"after it {plural(len(victims), 'prompt')} got no entry: {differ}none of them that one; they share "
+        "the key, not the tokens",
     ]
-
-
-def _rounding(
-    victims: list[CaseRequest], edge: list[CaseRequest], size: int, kept: int, unit: Unit | None
-) -> list[str]:
-    """How the prompts come to 0 tokens; `edge` are those of which only a lookup makes 0."""
-    evidence = []
-    short = len(victims) - len(edge)
-    where = unit.where if unit else "a block"
-    if short:
-        some = f"{count(short)} of them {'is' if short == 1 else 'are'}" if edge else "all of them are"
-        which = "it is" if len(victims) == 1 else some
-        evidence.append(f"{which} rounded down to nothing: the unit is {size} tokens ({where})")
-    if edge:
-        n, stored = edge[0].prompt, max(0, edge[0].prompt - kept) // size * size
-        evidence.append(
-            f"{plural(len(edge), 'prompt')} of {count(n)} tokens: a store would round that to {stored} and "
-            f"have a unique key (unit {size}, {where}); the lookup rounds further down, to 0 as floor(({n} "
-            f"- {kept + 1}) / {size}) x {size} does, and asks for the empty key"
-        )
-    return evidence
