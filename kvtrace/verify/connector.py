@@ -25,8 +25,7 @@ _TRANSFER = (
     "engine_id",
 )
 BLOCK, STEP, LONGEST = 32, 500, 2048
-"""Of the small server: tokens in a block and in a step, which ends within a block, and of the longest
-sequence."""
+"""Of the small server: tokens in a block, in a step, which ends within a block, and of a sequence."""
 
 
 def transfer_config(connector: str, config: str | None) -> dict[str, Any]:

@@ -128,8 +128,7 @@ class ModelKind:
     Attributes:
         config: of its ``config.json``, beside what all have.
         layer: the weights of one layer, by its name and its number.
-        blocks: of its KV cache. Little more than one sequence takes, where all layers are alike: blocks that
-            are given back are soon another request's, and a copy that comes later is not what was saved.
+        blocks: of its KV cache: few, where all layers are alike, so that what is given back is soon another's.
     """
 
     architecture: str

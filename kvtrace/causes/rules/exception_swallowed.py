@@ -60,14 +60,6 @@ _ENDS_A_LOOP = frozenset(
     {"Empty", "QueueEmpty", "StopIteration", "StopAsyncIteration", "CancelledError", "GeneratorExit"}
 )
 """By these loops of threads and tasks end or wait."""
-_FROM_OUTSIDE = frozenset(
-    {
-        "OSError", "IOError", "ConnectionError", "ConnectionRefusedError", "ConnectionResetError",
-        "BrokenPipeError", "TimeoutError", "PermissionError", "MemoryError", "OperationalError",
-        "DatabaseError", "Full", "QueueFull", "RemoteDisconnected", "HTTPError", "URLError",
-    }
-)  # fmt: skip
-"""The file system, the network or a queue says no: nothing that code does by design."""
 _UNHEARD = frozenset({Limit.EXCEPTIONS, Limit.STEPS, Limit.THREAD, Limit.PROCESS})
 """Where exceptions that are caught may not be seen."""
 _SCHEDULE_HOOKS = ("build_connector_meta", "update_state_after_alloc", "request_finished")
@@ -216,7 +208,7 @@ def _ends_a_save(fact: Swallowed) -> bool:
     if fact.ended or fact.went_on is False:
         return fact.type not in _ENDS_A_LOOP
     # It is not known whether the work went on: no KV was touched in it, before or after.
-    return fact.message.startswith("[Errno") or fact.type in _FROM_OUTSIDE
+    return fact.message.startswith("[Errno")
 
 
 def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[CaseRequest]:
@@ -226,18 +218,13 @@ def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[CaseRequest]:
     return [
         request
         for request in case.requests
-        if _in_doubt(request)
+        if _in_doubt(case, request)
         and (0 in steps or any(entry.step in steps and entry.slots > 0 for entry in request.entries))
     ]
 
 
-def _in_doubt(request: CaseRequest) -> int:
-    """Token-layers of it that were read and are not seen at rest."""
-    read = request.grade is not None and request.grade < Grade.WRITTEN
-    return request.caught + (request.saved if read else 0)
-
-
-def _tokens_in_doubt(case: Case, request: CaseRequest) -> int:
+def _in_doubt(case: Case, request: CaseRequest) -> int:
+    """Tokens of it that were read and are not seen at rest."""
     read = request.grade is not None and request.grade < Grade.WRITTEN
     whole = case.of_request(request)
     return (whole.saved if read else 0) + whole.caught
@@ -246,7 +233,7 @@ def _tokens_in_doubt(case: Case, request: CaseRequest) -> int:
 def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Work that saves ended in these exceptions: what was read for it came to rest nowhere that is seen."""
     first, whose = facts[0], _concerned(case, facts)
-    tokens = sum(_tokens_in_doubt(case, r) for r in whose)
+    tokens = sum(_in_doubt(case, r) for r in whose)
     where = place(first.hook) + (f", in work of {first.asked_by}" if first.asked_by else "")
     ended = "ended the work" if first.ended else "was caught"
     return case.finding(

@@ -87,12 +87,13 @@ def _finding(case: Case, victims: list[CaseRequest]) -> Finding:
         gain = sum(max(0, r.prompt - kept) // size * size for r in victims)
         n = victims[0].prompt
         reason = "the lookup rounds them down to 0 tokens, the key of the empty prefix; a store would not"
+        prompts = plural(len(victims), "prompt")
         rounding = (
-            f"{plural(len(victims), 'prompt')} of {count(n)} tokens: a store would round that to "
-            f"{max(0, n - kept) // size * size} ({where}); the lookup rounds further down, to 0 as floor(({n} - "
-            f"{kept + 1}) / {size}) x {size} does"
+            f"{prompts} of {count(n)} tokens: a store would round that to {max(0, n - kept) // size * size} "
+            f"({where}); the lookup rounds further down, to 0 as floor(({n} - {kept + 1}) / {size}) x {size} "
+            "does"
         )
-        saved = f"{count(gain)} tokens of {plural(len(victims), 'prompt')} would have been stored"
+        saved = f"{count(gain)} tokens of {prompts} would have been stored"
         remedy.insert(0, f"round the lookup as the store does: {saved}")
     return case.finding(
         CAUSE,

@@ -58,11 +58,13 @@ def rule(case: Case) -> Results:
     tokens = loads.tokens(case, lost, CAUSE)
     at_once = [row for row in lost if row.others_between == 0]
     first = (at_once or lost)[0]
+    alike = _remainder(case, lost)
+    one_more = alike is not None and alike[1] == 1  # than whole blocks
     evidence = [
         f"step {first.step & STEP_MASK}: {first.saved_by} had saved {count(first.saved_before)} of these "
         f"{count(first.prompt)} tokens in every layer, nothing else was saved in between, and the lookup "
         "answered 0",
-        *_alignment(case, lost),
+        *_alignment(alike, lost),
     ]
     if len(at_once) < len(lost):
         rest = f"in {count(len(lost) - len(at_once))} of {plural(len(lost), 'lookup')}"
@@ -74,10 +76,10 @@ def rule(case: Case) -> Results:
         tokens,
         {
             "evidence": evidence,
-            "remedy": _remedy(case, lost),
+            "remedy": [*(["Round the lookup as the store does."] if one_more else []), CAUSE.remedy],
             "headline": "what was saved is not found by the lookup",
         },
-        declines=bool(hits) and (_remainder(case, lost) or (0, 0))[1] != 1,
+        declines=bool(hits) and not one_more,
     )
 
 
@@ -209,11 +211,10 @@ def _remainder(case: Case, rows: list[LoadOf]) -> tuple[int, int] | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _alignment(case: Case, rows: list[LoadOf]) -> list[str]:
-    same = _remainder(case, rows)
-    if same is None:
+def _alignment(alike: tuple[int, int] | None, rows: list[LoadOf]) -> list[str]:
+    if alike is None:
         return []
-    block, rest = same
+    block, rest = alike
     if rest == 1 and all(row.saved_before == row.prompt - 1 for row in rows):
         row = rows[0]
         return [
@@ -223,11 +224,3 @@ def _alignment(case: Case, rows: list[LoadOf]) -> list[str]:
             f"for {count((row.prompt - 2) // block * block)} tokens"
         ]
     return [f"all these prompts leave {plural(rest, 'token')} in their last block of {block}"]
-
-
-def _remedy(case: Case, rows: list[LoadOf]) -> list[str]:
-    same = _remainder(case, rows)
-    first = []
-    if same is not None and same[1] == 1:
-        first = ["Round the lookup as the store does."]
-    return [*first, CAUSE.remedy]

@@ -150,8 +150,7 @@ class _Layer:
     def begins_with_null(self, step: int, chunks: Iterable[tuple[int, ComputedChunk]]) -> bool:
         """Whether a step read the null block, and not what is in front of all that it read of a request. Who
         fills lists of blocks up with it reads the first ones as well."""
-        null = self._slots.amount(step, self._column).null >= self._size
-        return null and bool(self.unread(self.begun(chunks), True))
+        return self._slots.amount(step, self._column).null >= self._size and self.without_first(chunks)
 
     def without_first(self, chunks: Iterable[tuple[int, ComputedChunk]]) -> bool:
         """Whether anything was read of a request, and its first block never."""
