@@ -128,7 +128,7 @@ class ModelKind:
     Attributes:
         config: of its ``config.json``, beside what all have.
         layer: the weights of one layer, by its name and its number.
-        blocks: of its KV cache: few, where all layers are alike, so that what is given back is soon another's.
+        blocks: of its KV cache; few, where all layers are alike: what is given back is soon another's.
     """
 
     architecture: str
