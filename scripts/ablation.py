@@ -109,6 +109,8 @@ RULES: tuple[Rule, ...] = (
                 "saves.pairs:other_slots",
                 _made(f"{_LEDGER}.saves.useless_reads:OtherSlots"),
             ),
+            ("saves: the null block first", "saves.useless_reads:_Layer.begins_with_null", _false),
+            ("saves: no first block", "saves.useless_reads:_Layer.without_first", _false),
             ("saves: other slots than named", "saves.calls:read_elsewhere", _false),
             ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),
             ("saves: copies that come later", "saves.calls:WorkerCalls._lag", 0),
