@@ -24,8 +24,9 @@ _TRANSFER = (
     "kv_buffer_device",
     "engine_id",
 )
-BLOCK, STEP, LONGEST = 32, 500, 2048
-"""Of the small server: tokens in a block, in a step, which ends within a block, and of a sequence."""
+BLOCK, STEP, LONGEST = 32, 512, 2048
+"""Of the small server: tokens in a block, in a step, and of a sequence. Steps end with a block: vLLM's CPU
+backend packs the keys of a block, so that rows copied out of a half full one come back as other numbers."""
 
 
 def transfer_config(connector: str, config: str | None) -> dict[str, Any]:

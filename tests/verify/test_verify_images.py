@@ -39,7 +39,7 @@ def what(tmp_path_factory: pytest.TempPathFactory) -> Observed:
     places = [str(ROOT / "scenarios" / "connectors"), str(Path(__file__).parent)]
     environ["PYTHONPATH"] = os.pathsep.join([*places, environ.get("PYTHONPATH", "")])
     config = json.dumps({"path": str(folder / "store"), "unit": 32})
-    server = TracedServer(command("image_store:ImageStore", config, model), environ, folder, 600.0)
+    server = TracedServer(command("image_store:ImageStore", config, model, 640), environ, folder, 600.0)
     try:
         server.start()
         engine = server.look().engine

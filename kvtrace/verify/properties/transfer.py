@@ -18,8 +18,7 @@ _UNSEEN = "the scheduler took what the lookups offered; whether it was written c
 
 def _transfers(own: list[Asked], what: Observed) -> Verdict:
     saved = sum(one.seen.saved for one in what.plain if one.seen)
-    accepted = sum(one.given for one in what.loads)
-    seen = list(filter(judging.arrived, what.loads))
+    accepted, seen = sum(one.given for one in what.loads), list(filter(judging.arrived, what.loads))
     came = sum(one.given - judging.not_there(one) for one in seen)
     numbers = {"token-layers saved": saved, "tokens accepted": accepted, "tokens loaded": came}
     if seen:
