@@ -108,6 +108,15 @@ WHISPER_SOUND = {
 
 IMAGE_SIDE, PATCH_SIDE = 64, 8
 """Pixels: an image is 8 x 8 patches."""
+_VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "image_size": IMAGE_SIDE,
+    "patch_size": PATCH_SIDE,
+}
+"""Of a small vision tower, in all of them."""
 AROUND_IMAGES = ("<fake_token_around_image>", "<global-img>", "<image>", "<end_of_utterance>")
 """Words of Idefics3's processor, behind the vocabulary."""
 
@@ -310,16 +319,7 @@ KINDS: dict[str, Kind] = {
         "an image is 64 placeholder tokens in the prompt, all with one token id",
         {
             "text_config": COMMON | {"model_type": "llama"},
-            "vision_config": {
-                "model_type": "clip_vision_model",
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 1,
-                "image_size": IMAGE_SIDE,
-                "patch_size": PATCH_SIDE,
-                "projection_dim": 64,
-            },
+            "vision_config": _VISION | {"model_type": "clip_vision_model", "projection_dim": 64},
             "image_token_index": PLACEHOLDER,
             "vision_feature_layer": -1,
             "tie_word_embeddings": False,
@@ -349,15 +349,7 @@ KINDS: dict[str, Kind] = {
         "as llava, with 16 placeholder tokens, and no need of torchvision",
         {
             "text_config": COMMON | {"model_type": "llama", "vocab_size": RECIPE["vocab"] + 64},
-            "vision_config": {
-                "model_type": "idefics3_vision",
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 1,
-                "image_size": IMAGE_SIDE,
-                "patch_size": PATCH_SIDE,
-            },
+            "vision_config": _VISION | {"model_type": "idefics3_vision"},
             "image_token_id": RECIPE["vocab"] + AROUND_IMAGES.index("<image>"),
             "scale_factor": 2,
             "pad_token_id": 0,

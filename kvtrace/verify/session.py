@@ -266,8 +266,8 @@ class _One:
         self._command, self._other = list(options.command), list[str]()
         small = options.small
         if small is not None:
-            model = models.make(kind) if kind else small.model or models.make(models.FIRST)
-            known = kind or models.FIRST if kind or not small.model else ""
+            known = kind or ("" if small.model else models.FIRST)
+            model = models.make(known) if known or small.model is None else small.model
             blocks = models.KINDS[known].blocks if known else models.MANY_BLOCKS
             self._command = connector.command(small.connector, small.config, model, blocks)
             if options.suite == FULL and known:
@@ -287,7 +287,7 @@ class _One:
         self._say(f"starting the server; its output goes to {shown(self._directory)}")
         try:
             engine.start()
-            blocks = int(option(options.decode or self._command, BLOCKS) or 0)
+            blocks = int(option(self._command, BLOCKS) or 0)  # of the server that saves
             named = options.store is not None
             first, facts = ask(driver, engine.look, options.suite, options.case, named, blocks)
             facts = replace(facts, fillable=options.store is not None and fillable(options.store))

@@ -37,7 +37,7 @@ class OtherSlots:
         missed: (step, row of a request, layer) -> positions that the step computed and in whose place others
             were read.
         doubt: whether any request was read without its first block: keys go by beginnings, so that whose
-            these reads are is not known.
+            these reads are is not known. Blocks are the same in all layers: the first one tells.
     """
 
     steps: Mapping[int, int] = field(default_factory=dict)
@@ -56,12 +56,12 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
     computing, settled = _computing(watched, requests)
     steps: dict[int, int] = defaultdict(int)
     missed: dict[tuple[int, int, int], list[Interval]] = {}
-    begun, doubt = _Begun(requests), False
+    begun = _Begun(requests)
     one_kind = len(engine.facts.kv_groups) < 2 and not windows_of(engine, watched.worker)
-    for column in range(len(watched.worker.kv_layers) if one_kind else 0):
-        layer = _Layer(slots, begun, column, size)
-        if not column:  # blocks are the same in all layers
-            doubt = any(layer.without_first(computing[step]) for step in settled)
+    columns = len(watched.worker.kv_layers) if one_kind else 0
+    layers = [_Layer(slots, begun, column, size) for column in range(columns)]
+    doubt = any(layer.without_first(computing[step]) for layer in layers[:1] for step in settled)
+    for column, layer in enumerate(layers):
         read = [step for step, at in slots.amounts if at == column and step in computing]
         again = {step: slots.amount(step, column).repeated for step in settled.intersection(read)}
         useless = {
