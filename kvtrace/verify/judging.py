@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kvtrace.ledger.ends import NOT_ARRIVED, LoadEnd
 from kvtrace.verify.answers import Number, Verdict, failed, not_applicable, not_observed, proved
@@ -29,10 +30,14 @@ def names(asked: Iterable[Asked]) -> list[str]:
     return [one.id for one in asked][:MOST_NAMED]
 
 
+def failed_for(asked: Sequence[Asked], says: str, **more: Any) -> Verdict:
+    """A failure of these requests; the first one's case repeats it."""
+    return failed(says, requests=names(asked), case=asked[0].case if asked else "", **more)
+
+
 def shown(says: str, found: Sequence[tuple[Asked, str]]) -> Verdict:
     """A failure of requests, each with the line that shows it."""
-    lines = [line for _, line in found][:_MOST_SAID]
-    return failed(says, evidence=lines, requests=names(one for one, _ in found), case=found[0][0].case)
+    return failed_for([one for one, _ in found], says, evidence=[line for _, line in found][:_MOST_SAID])
 
 
 def nothing(what: Observed) -> Verdict | None:
@@ -135,13 +140,11 @@ def loaded_wrong(asked: Sequence[Asked], what: Observed, *ends: LoadEnd) -> Verd
         for reason in one.seen.reasons.get(end, ())
     ]
     lines = [*dict.fromkeys([*(error_line(one, what) for one, _ in bad[:1]), *lines])]
-    first = bad[0][0]
-    return failed(
+    return failed_for(
+        [one for one, _ in bad],
         f"in {len(bad)} of {plural(len(asked), 'request')} that loaded, {'; '.join(worst)}",
         evidence=[line for line in lines if line][:_MOST_SAID],
-        requests=names(one for one, _ in bad),
         numbers={"requests": len(bad), "token-layers": sum(total.values())},
-        case=first.case,
     )
 
 
@@ -276,11 +279,10 @@ def unanswered(asked: Sequence[Asked], what: Observed) -> Verdict | None:
     if not bad:
         return None
     said = listed(one.reply.error for one in bad)
-    return failed(
+    return failed_for(
+        bad,
         f"{len(bad)} of {plural(len(asked), 'request')} had no answer: {said}",
         evidence=[*(death.why for death in what.deaths if death.job == bad[0].job), *raised(what)],
-        requests=names(bad),
-        case=bad[0].case,
     )
 
 
@@ -346,11 +348,7 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
             return not_observed("nothing of these prompts came back")
         if all(one.back >= expected(one, what) for one in later):
             return not_observed("the engine's own prefix cache had these prompts: nothing was left to load")
-        return failed(
-            f"nothing of {plural(len(later), 'stored prompt')} came back",
-            requests=names(later),
-            case=later[0].case,
-        )
+        return failed_for(later, f"nothing of {plural(len(later), 'stored prompt')} came back")
     gone = [] if shared or not what.unit else missing(later, what, edges)
     if gone:
         return not_back(gone, what)
@@ -369,14 +367,13 @@ def not_back(gone: Sequence[Asked], what: Observed) -> Verdict:
         (one for one in what.asked if one.round < first.round and one.tokens == first.tokens), None
     )
     took = earlier.seen.saved // max(1, earlier.seen.pairs) if earlier and earlier.seen else 0
-    return failed(
+    return failed_for(
+        gone,
         f"of {plural(len(gone), 'repeated prompt')} whole units of {what.unit} tokens did not come back: "
         f"{count(first.back)} of {count(expected(first, what))} tokens of {first.id}",
         evidence=[
             f"the connector took {plural(took, 'token')} of it when it was asked first; where a quota may "
             "have dropped it, give the store room for all of verify's prompts"
         ],
-        requests=names(gone),
         numbers={"prompts": len(gone), "unit": what.unit},
-        case=first.case,
     )

@@ -529,7 +529,7 @@ def test_all_chunks_are_healthy(tmp_path: Path) -> None:
     sim.serve(prompts([416, 320, 192]), Rounding(32).policy())
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
-    assert "later chunks" in ruled_out(diagnosis)["first-chunk-only"]
+    assert "stores past it" in ruled_out(diagnosis)["first-chunk-only"]
 
 
 def test_metadata_has_no_store(tmp_path: Path) -> None:
@@ -585,7 +585,7 @@ def test_decode_not_offered_and_offered(tmp_path: Path) -> None:
     assert ids(diagnosis) == ["decode-not-offered"]
     assert tokens(diagnosis)["not-saved:decode-not-offered"] == 64
     assert diagnosis.verdict.startswith("All 160 prompt tokens computed here were ")
-    assert diagnosis.verdict.endswith("; output tokens are never offered for saving.")
+    assert diagnosis.verdict.endswith("; no output token was offered for saving.")
 
 
 def test_decode_that_is_offered(tmp_path: Path) -> None:

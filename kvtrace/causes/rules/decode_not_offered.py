@@ -42,12 +42,12 @@ def rule(case: Case) -> Results:
     past = sum(engine.decode_entries for engine in case.run.engines)
     yield case.finding(
         CAUSE,
-        "This connector never offers output tokens for saving.",
+        "No output token was offered for saving.",
         evidence=[
             f"{count(case.tokens(CAUSE))} output tokens were computed in decode; {count(past)} of "
             f"{count(stores)} stores in the metadata reach past a prompt"
             + (", and no such token was seen to be read" if past else "")
         ],
         events=case.events(CAUSE, "output tokens after the prompt, in no metadata"),
-        headline="output tokens are never offered for saving",
+        headline="no output token was offered for saving",
     )

@@ -99,7 +99,7 @@ def rule(case: Case) -> Results:
         whose = of_all(len(later), len(wanting), "chunked prompt")
         yield CAUSE.ruled_out(
             f"{whose} with something to store after the first chunk {'has' if len(later) == 1 else 'have'} "
-            "store entries in later chunks"
+            "stores past it"
         )
     elif chunked and not wanting:
         yield CAUSE.ruled_out(

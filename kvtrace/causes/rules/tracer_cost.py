@@ -10,7 +10,7 @@ CAUSE = Cause(
     severity=NOTE,
     meaning="What tracing itself took.",
     seen_as=(
-        "An estimate, as the agent does not measure itself call by call: records times 10 µs against the "
+        "An estimate, as the agent does not measure itself call by call: records times 4 µs against the "
         "time in steps. A finding from a tenth of it, and 1 s, on."
     ),
     remedy="Trace fewer layers or a shorter run; see docs/overhead.md.",
@@ -18,9 +18,9 @@ CAUSE = Cause(
     timed=True,
 )
 
-RECORD_NS = 10_000
-"""Host time of tracing for each record: all that a step costs more, divided by its records, as measured on
-whole engines of the CPU build, rounded up (docs/overhead.md). Most of it is what stands around the record."""
+RECORD_NS = 4_000
+"""Host time of tracing for each record of a step that is not watched: all that the step costs more, divided
+by its records, as measured on whole engines of the CPU build, rounded up."""
 _SHARE = 0.1
 
 

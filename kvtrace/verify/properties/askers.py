@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
-from kvtrace.verify.answers import Answer, Verdict, failed, not_applicable, not_observed, proved
+from kvtrace.verify.answers import Answer, Verdict, not_applicable, not_observed, proved
 from kvtrace.verify.observed import Asked, EngineFacts, Observed
 from kvtrace.verify.properties.sizes import unit, units
 from kvtrace.verify.property import FULL, Property
@@ -31,11 +31,10 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
     if bad:
         first = bad[0]
         offered = first.seen.local + (first.seen.offered or 0) if first.seen else 0
-        return failed(
+        return judging.failed_for(
+            bad,
             f"{plural(len(bad), 'request')} got what {who} never asked for: {count(offered)} tokens of "
             f"{first.id} were offered, {count(first.known)} were asked by anybody",
-            requests=judging.names(bad),
-            case=first.case,
         )
     another = [(one, line) for one in asked for line in _of_another(one)]
     if another:
@@ -94,10 +93,10 @@ def _models(own: list[Asked], what: Observed) -> Verdict:
     given = [one for one in later if one.given]
     if given:
         tokens = sum(one.given for one in given)
-        return failed(
-            f"{plural(len(given), 'request')} of another model got this one's KV: {plural(tokens, 'token')}",
-            requests=judging.names(given), numbers={"tokens": tokens}, case=given[0].case,
-        )  # fmt: skip
+        says = (
+            f"{plural(len(given), 'request')} of another model got this one's KV: {plural(tokens, 'token')}"
+        )
+        return judging.failed_for(given, says, numbers={"tokens": tokens})
     late = judging.unanswered(later, what)
     if late is not None:
         return late

@@ -14,23 +14,15 @@ from kvtrace.words import duration, percent, plural
 def _hangs(own: list[Asked], what: Observed) -> Verdict:
     late = [one for one in what.plain if one.reply.late]
     if late:
-        return failed(
-            f"{plural(len(late), 'request')} had no answer in {duration(what.patience)}",
-            requests=judging.names(late), case=late[0].case,
-        )  # fmt: skip
+        says = f"{plural(len(late), 'request')} had no answer in {duration(what.patience)}"
+        return judging.failed_for(late, says)
     if what.deaths:
         first = what.deaths[0]
         asked = [one for one in what.asked if one.number == first.number]
-        return failed(
-            f"the engine ended: {first.why}", evidence=judging.raised(what), requests=judging.names(asked),
-            numbers={"times": len(what.deaths)}, case=asked[0].case if asked else "",
-        )  # fmt: skip
+        evidence, numbers = judging.raised(what), {"times": len(what.deaths)}
+        return judging.failed_for(asked, f"the engine ended: {first.why}", evidence=evidence, numbers=numbers)
     if what.died:
-        last = what.plain[-1:]
-        return failed(
-            f"the engine could not be asked any more: {what.died}",
-            requests=judging.names(last), case=last[0].case if last else "",
-        )  # fmt: skip
+        return judging.failed_for(what.plain[-1:], f"the engine could not be asked any more: {what.died}")
     other = judging.unanswered([one for one in what.plain if not one.prompt.leaves], what)
     if other is not None:
         return other
@@ -59,10 +51,8 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
         return not_applicable("it announces no asynchronous save and no asynchronous load")
     never = [one for one in open_loads if one.seen and one.seen.lost(LoadEnd.NOT_FINISHED)]
     if never:
-        return failed(
-            f"of {plural(len(open_loads), 'asynchronous load')} {len(never)} never came to an end",
-            requests=judging.names(never), case=never[0].case,
-        )  # fmt: skip
+        says = f"of {plural(len(open_loads), 'asynchronous load')} {len(never)} never came to an end"
+        return judging.failed_for(never, says)
     late = unfinished_saves(run)
     if late:
         ends = sorted({end.name.lower().replace("_", " ") for _, end in late})

@@ -34,7 +34,7 @@ def _restart(own: list[Asked], what: Observed) -> Verdict:
         if cannot is not None:
             return cannot
         if what.facts.store:
-            return failed(says, requests=judging.names(later), case=later[0].case)
+            return judging.failed_for(later, says)
         return not_observed(f"{says}; whether it is meant to last is not known (--store DIR says so)")
     tokens = sum(one.given for one in later)
     equal = sum(one.seen.proved for one in later if one.seen)

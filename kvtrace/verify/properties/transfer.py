@@ -46,10 +46,8 @@ def _transfers(own: list[Asked], what: Observed) -> Verdict:
         return not_observed(what.died or "no prompt was asked twice", numbers=numbers)
     asked = [one for one in again if one.seen and one.seen.offered is not None]
     if not asked:
-        return failed(
-            f"the connector was never asked for one of {plural(len(again), 'repeated prompt')}",
-            numbers=numbers, requests=judging.names(again), case=again[0].case,
-        )  # fmt: skip
+        says = f"the connector was never asked for one of {plural(len(again), 'repeated prompt')}"
+        return judging.failed_for(again, says, numbers=numbers)
     if what.held and any(one.seen.local for one in asked if one.seen):
         return not_observed(
             "blocks were not given back, so the engine's own prefix cache could not be emptied: nothing was "
@@ -57,10 +55,8 @@ def _transfers(own: list[Asked], what: Observed) -> Verdict:
             numbers=numbers,
         )
     took = "something was taken" if saved else "nothing was taken either"
-    return failed(
-        f"nothing came back for {plural(len(again), 'repeated prompt')}; {took}",
-        numbers=numbers, requests=judging.names(again), case=again[0].case,
-    )  # fmt: skip
+    says = f"nothing came back for {plural(len(again), 'repeated prompt')}; {took}"
+    return judging.failed_for(again, says, numbers=numbers)
 
 
 def _equal(own: list[Asked], what: Observed) -> Verdict:
@@ -139,16 +135,13 @@ def _outputs(own: list[Asked], what: Observed) -> Verdict:
             )
         return proved(says, numbers=numbers)
     says = f"{len(other)} of {plural(len(compared), 'answer')} are not those of {beside}"
-    if all(judging.altered(one, what) for one, _ in other):
-        return not_observed(
-            f"{says}; KV comes back as other numbers there, within the stated error",
-            numbers=numbers, requests=judging.names(one for one, _ in other),
-        )  # fmt: skip
-    by_engine = [_BY_ENGINE] if all(judging.all_proved(one, what) for one, _ in other) else []
-    return failed(
-        says, evidence=[*by_engine, *[line for _, line in other][:3]], numbers=numbers,
-        requests=judging.names(one for one, _ in other), case=other[0][0].case,
-    )  # fmt: skip
+    whose = [one for one, _ in other]
+    if all(judging.altered(one, what) for one in whose):
+        says += "; KV comes back as other numbers there, within the stated error"
+        return not_observed(says, numbers=numbers, requests=judging.names(whose))
+    by_engine = [_BY_ENGINE] if all(judging.all_proved(one, what) for one in whose) else []
+    evidence = [*by_engine, *[line for _, line in other][:3]]
+    return judging.failed_for(whose, says, evidence=evidence, numbers=numbers)
 
 
 def _asked_twice(facts: EngineFacts) -> str:
