@@ -107,7 +107,7 @@ VUA = {
 DECODE_BENCH = dict.fromkeys(
     (
         "comes-back-equal", "outputs", "lengths", "chunked", "concurrent", "repeated", "shared-prefix",
-        "extended", "preempted", "aborted", "nobody-else", "other-salt",
+        "extended", "blocks-reused", "preempted", "aborted", "nobody-else", "other-salt",
     ),
     "As it is meant: this connector of a benchmark offers KV for every prompt and fills it with constants.",
 )  # fmt: skip
