@@ -9,7 +9,9 @@ process, or in one of its own) under one load: long prompts and short answers, o
 requests at a time. The connector does nothing, so that what is measured is what kvtrace adds, and no disk.
 Two engines are alive at a time, one under `kvtrace run --budget`; they work in turn (A B, B A), a block
 of requests each, and the ratio of their throughput is taken pair by pair, from the first block on. They must
-make the same tokens. Absolute times of a shared machine prove nothing and are not printed.
+make the same tokens. Absolute times of a shared machine prove nothing and are not printed. With the engine's
+core in the calling process a second ratio is that of its thread's CPU time, untraced over traced: what
+others do to the machine changes it less.
 
 The last line has the worst and the median of the cells' medians, and the share of the steps that were watched
 for what they read and wrote. Exit codes: 0, 1 where a cell is under its target (0.99 of the untraced
@@ -104,10 +106,10 @@ def child(layers: int, eager: bool) -> None:
             {"prompt_token_ids": [rng.randrange(10, 500) for _ in range(prompt)]} for _ in range(batch)
         ]
         params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.thread_time()
         outputs = engine.generate(prompts, params, use_tqdm=False)
-        took = time.perf_counter() - began
-        figures = {"took": took, "tokens": [list(one.outputs[0].token_ids) for one in outputs]}
+        took, busy = time.perf_counter() - began, time.thread_time() - busy
+        figures = {"took": took, "busy": busy, "tokens": [list(one.outputs[0].token_ids) for one in outputs]}
         print(json.dumps(figures), file=figures_go_to, flush=True)
 
 
@@ -125,10 +127,11 @@ def start(name: str, layers: int, graphs: str, process: str) -> Engine:
     return Engine(command, env, OUT / f"{name}.log", traced)
 
 
-def pair(engines: Mapping[str, Engine], load: tuple[int, int, int], turn: int) -> float:
-    """The traced throughput over the untraced one."""
+def pair(engines: Mapping[str, Engine], load: tuple[int, int, int], turn: int) -> tuple[float, float]:
+    """The traced throughput over the untraced one; and that for each second of CPU time."""
     figures = one_turn(engines, turn, json.dumps(load))
-    return float(figures["untraced"]["took"] / figures["traced"]["took"])
+    untraced, traced = figures["untraced"], figures["traced"]
+    return float(untraced["took"] / traced["took"]), float(untraced["busy"] / traced["busy"])
 
 
 def watched_share(run: Path) -> float:
@@ -158,12 +161,13 @@ def main() -> int:
         engines = {name: start(name, layers, graphs, process) for name in ("untraced", "traced")}
         for shape, batch in itertools.product(given.shape, given.batch):
             load = (*SHAPES[shape], batch)
-            ratios = [pair(engines, load, turn) for turn in range(given.pairs)]
+            ratios, of_cpu = zip(*(pair(engines, load, turn) for turn in range(given.pairs)), strict=True)
             low, middle, high = statistics.quantiles(ratios, n=4)
+            cpu = f"  CPU {statistics.median(of_cpu):.3f}" if process == "in" else ""
             medians.append(middle)
             under += middle < TARGETS[layers >= LAYERS]
             what = f"{layers:6} {graphs:9} {process:8} {shape:8} {batch:5}"
-            print(f"{what}  {middle:.3f} [{low:.3f} .. {high:.3f}]", flush=True)
+            print(f"{what}  {middle:.3f} [{low:.3f} .. {high:.3f}]{cpu}", flush=True)
         for engine in engines.values():
             engine.end()
         shares.append(watched_share(RUN))
