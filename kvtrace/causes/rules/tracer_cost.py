@@ -20,7 +20,7 @@ CAUSE = Cause(
 
 RECORD_NS = 4_000
 """Host time of tracing for each record of a step that is not watched: all that the step costs more, divided
-by its records, as benchmarks/overhead.py measures on whole engines of the CPU build, rounded up."""
+by its records, rounded up; by the ratios of benchmarks/overhead.py and the time of a step there."""
 _SHARE = 0.1
 
 
