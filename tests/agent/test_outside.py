@@ -89,6 +89,20 @@ def test_a_file_that_is_published_by_a_hard_link(trace, kv, tmp_path):
     assert linked == (Way.NAME, "a.tmp", 0, "a.kv", 0) and gone == (Way.NAME, "a.tmp", 0, "", 0)
 
 
+def test_a_hard_link_takes_no_name_that_is_in_use(trace, kv, tmp_path):
+    def how(step, layer):
+        part = tmp_path / "a.tmp"
+        part.write_bytes(data_of(layer))
+        with contextlib.suppress(FileExistsError):
+            os.link(part, tmp_path / "a.kv")
+        part.unlink()
+
+    saves(kv, how, 2)
+    _, _, gone, *again = outside(trace)
+    assert gone == (Way.NAME, "a.tmp", 0, "", 0), "the first one is published, and stays"
+    assert again == [(Way.FILE, "a.tmp", 0, 0, 1)], "the second one is given up: neither kept nor lost"
+
+
 def test_a_file_that_its_own_call_removes_has_its_size(trace, kv, tmp_path):
     def how(step, layer):
         (tmp_path / "a").write_bytes(data_of(layer))

@@ -39,14 +39,15 @@ class WrittenFile:
         in_place: not written from its begin, or at its end: how much came into it can't be told by its size.
         anew: it held something before, which this writer took away.
         stays: it is written to by a handle that stays open, for all that is known.
+        spare: the name that it was to get is taken: its end says nothing of what it holds.
         looks: how often it was looked at since it was opened.
     """
 
-    __slots__ = ("anew", "changed", "in_place", "looks", "path", "size", "stays", "way")
+    __slots__ = ("anew", "changed", "in_place", "looks", "path", "size", "spare", "stays", "way")
 
     def __init__(self, path: str, way: Way, size: int) -> None:
         self.path, self.way, self.size = path, way, size
-        self.in_place = self.anew = self.stays = False
+        self.in_place = self.anew = self.stays = self.spare = False
         self.changed = 0
         """``st_mtime_ns`` when it was last seen."""
         self.looks = 0
@@ -93,7 +94,7 @@ class WrittenFiles:
             known.size, known.in_place, known.anew = 0, False, size > 0
         elif not flags & os.O_APPEND and way != Way.SQLITE:
             known.in_place |= size > 0
-        known.stays = not empties or not in_call
+        known.stays, known.spare = not empties or not in_call, False
         known.looks = known.changed = 0
         self._keep(known)
         return known
@@ -233,7 +234,11 @@ def _renamed(args: tuple[Any, ...]) -> None:
 
 
 def _link(args: tuple[Any, ...]) -> None:
-    _rename(args, linked=True)
+    """A link never takes a name that is in use: it fails, and what has the name stays."""
+    if not os.path.lexists(args[1]):
+        _rename(args, linked=True)
+    elif place := PLACES.known(os.path.abspath(os.fsdecode(args[0]))):
+        place.spare = True
 
 
 def _remove(args: tuple[Any, ...]) -> None:
@@ -243,8 +248,10 @@ def _remove(args: tuple[Any, ...]) -> None:
     if args[1] != -1:  # in a folder that is open, as shutil.rmtree does it
         name = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), name)
     name = os.path.abspath(name)
+    place = PLACES.known(name)
     if not name.startswith(NOISE) and not _ours(name):
-        _tell(Removal(name))
+        if place is None or not place.spare:
+            _tell(Removal(name))
         PLACES.removed(name)
 
 
