@@ -134,7 +134,7 @@ REQUEST_FINISHED_GROUPS = Hook(
     versions=since("0.11.1"),
 )  # fmt: skip
 TAKE_EVENTS = Hook("take_events", 17, Role.SCHEDULER, versions=since("0.10.2"))
-SHUTDOWN = Hook("shutdown", 18, Role.WORKER, versions=since("0.10.2"))
+SHUTDOWN = Hook("shutdown", 18, Role.WORKER, watch=Watch.CAUGHT, versions=since("0.10.2"))
 TRANSFER_RESULTS = Hook("get_transfer_results", 19, Role.WORKER, versions=since("0.30.0"))
 STATS = Hook("get_kv_connector_stats", 20, Role.WORKER, versions=since("0.11.0"))
 BUILD_WORKER_METADATA = Hook("build_connector_worker_meta", 21, Role.WORKER, versions=since("0.18.1"))

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.outside import files  # noqa: E402
+from kvtrace.agent.outside.call import OutsideCall  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.launch.rest import look, write_rest  # noqa: E402
 from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
@@ -47,12 +48,16 @@ def saves(kv, how, steps=1):
     connector = on_worker(fakes.Copying(lambda connector, layer, slots: how(number[0], layer)))
     connector.register_kv_caches({"layer.0": kv})
     for number[0] in range(1, steps + 1):
-        AGENT.worker.step = AGENT.worker.latest = number[0]
-        connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(SLOTS)))
-        with torch.inference_mode():
-            connector.save_kv_layer("layer.0", kv, None)
-            connector.wait_for_save()
-        connector.clear_connector_metadata()
+        in_a_step(connector, kv, number[0])
+
+
+def in_a_step(connector, kv, number=1):
+    AGENT.worker.step = AGENT.worker.latest = number
+    connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(SLOTS)))
+    with torch.inference_mode():
+        connector.save_kv_layer("layer.0", kv, None)
+        connector.wait_for_save()
+    connector.clear_connector_metadata()
     AGENT.worker.step = 0
 
 
@@ -89,6 +94,26 @@ def test_a_file_that_is_published_by_a_hard_link(trace, kv, tmp_path):
     assert linked == (Way.NAME, "a.tmp", 0, "a.kv", 0) and gone == (Way.NAME, "a.tmp", 0, "", 0)
 
 
+def test_a_new_name_is_told_as_of_when_it_was_given(trace, kv, tmp_path):
+    """Else a call of another thread that ends in between tells of the file under its new name first, and what
+    it held under the old one counts as another file's, and as written over."""
+    other = OutsideCall(1)
+
+    def how(step, layer):
+        part = tmp_path / "a.part"
+        part.write_bytes(b"header")
+        other.write(step, 1)
+        part.write_bytes(b"header" + data_of(layer))
+        part.rename(tmp_path / "a.kv")
+        other.write(step, 1)
+
+    saves(kv, how)
+    in_time = sorted(zip(trace.table(Kind.OUTSIDE)[:, 1].tolist(), outside(trace), strict=True))
+    assert [(way, name) for _, (way, name, *_) in in_time] == [
+        (Way.FILE, "a.part"), (Way.NAME, "a.part"), (Way.FILE, "a.kv"), (Way.FILE, "a.kv"),
+    ]  # fmt: skip
+
+
 def test_a_hard_link_takes_no_name_that_is_in_use(trace, kv, tmp_path):
     def how(step, layer):
         part = tmp_path / "a.tmp"
@@ -101,6 +126,20 @@ def test_a_hard_link_takes_no_name_that_is_in_use(trace, kv, tmp_path):
     _, _, gone, *again = outside(trace)
     assert gone == (Way.NAME, "a.tmp", 0, "", 0), "the first one is published, and stays"
     assert again == [(Way.FILE, "a.tmp", 0, 0, 1)], "the second one is given up: neither kept nor lost"
+
+
+def test_what_is_written_at_shutdown_counts(trace, kv, tmp_path):
+    class Draining(fakes.Copying):
+        def shutdown(self):
+            for at, data in enumerate(self.kept):
+                (tmp_path / f"{at}.kv").write_bytes(data)
+
+    connector = on_worker(Draining(lambda connector, layer, slots: data_of(layer)))
+    connector.register_kv_caches({"layer.0": kv})
+    in_a_step(connector, kv)
+    assert outside(trace) == []
+    connector.shutdown()
+    assert outside(trace) == [(Way.FILE, "0.kv", 256, 256, 0)]
 
 
 def test_a_file_that_its_own_call_removes_has_its_size(trace, kv, tmp_path):

@@ -473,19 +473,21 @@ def test_first_chunk_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "found"),
-    [((200, 250, 180), None), ((200, 250, 300), "first-chunk-only")],
-    ids=["none fills another unit of the first chunk's length", "one does"],
+    ("lengths", "ints", "found"),
+    [
+        ((200, 250, 180), {}, "first-chunk-only"),
+        ((200, 250, 300), {}, "first-chunk-only"),
+        ((200, 250, 180), {"tokens_per_batch": 128}, "below-save-granularity"),
+    ],
+    ids=["none fills another unit of that length", "one does", "the connector has that number"],
 )
-def test_what_the_first_chunks_stored_may_be_one_unit(
-    tmp_path: Path, lengths: tuple[int, ...], found: str | None
+def test_the_first_chunks_alone_are_seen_before_a_unit(
+    tmp_path: Path, lengths: tuple[int, ...], ints: dict[str, int], found: str
 ) -> None:
-    """Chunks of 128 tokens: a unit of 128, or of the block and no later chunk. Of several readings that give
-    all, the one that assumes no fault counts."""
-    sim = Sim(tmp_path, batched=128)
+    """Chunks of 128 tokens, of each prompt the first is stored. Nothing but that says that 128 is a unit."""
+    sim = Sim(tmp_path, batched=128, ints=ints)
     sim.serve(prompts(lengths), Rounding(32, first_chunk_only=True).policy())
-    first = [one.id for one in analyse(sim).findings][:1]
-    assert first == [found or "below-save-granularity"]
+    assert [one.id for one in analyse(sim).findings][:1] == [found]
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ def test_a_prompt_that_was_kept_as_a_whole_is_no_unit(tmp_path: Path, end: int, 
 
 
 def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
-    """Of each prompt the first 128 tokens were kept: all that was there when it was offered, once. One of
-    them would have filled two units of 128. While none does, both readings are as good, and a unit is no
-    fault."""
+    """Of each prompt the first 128 tokens were kept: all that was there when it was offered, once. That is
+    seen; that what a step computes is a unit takes a prompt that fills two of them, or one that is offered
+    again."""
     engine = run_of(tmp_path).engines[0]
     engine = replace(engine, facts=replace(engine.facts, max_num_batched_tokens=128))
     once = [
@@ -89,7 +89,7 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     found = infer_unit(engine, once, [])
     assert found is not None and found.kind == "block_size"
     found = infer_unit(engine, once[:2], [])
-    assert found is not None and found.kind == "max_num_batched_tokens"
+    assert found is not None and found.kind == "block_size"
     # Offered with each chunk, and no further than that: then it is one.
     later = [replace(one, stores=(*one.stores, StoredUnits(9, 0, -1, 128, one.prompt))) for one in once[:2]]
     found = infer_unit(engine, later, [])

@@ -67,19 +67,19 @@ class OutsideCall:
         """A connection was refused, or broke while something was sent."""
         self._failed[peer] = self._failed.get(peer, 0) + 1
 
-    def write(self, step: int, t: int, thread: int, role: Role = Role.WORKER) -> None:
+    def write(self, step: int, thread: int, role: Role = Role.WORKER) -> None:
         """Records of all that happened since it began, or since they were last written. Never raises."""
         try:
-            for row in self._rows(t, step, thread) if role == Role.WORKER else ():
+            for row in self._rows(step, thread) if role == Role.WORKER else ():
                 AGENT.add(row)
             for one in self._moved:
-                write_removal(one, (t, self.call, step), role, self.connector)
+                write_removal(one, (clock(), self.call, step), role, self.connector)
         except Exception:
             AGENT.failed("what came to rest")
         self._call = 0
         self._empty()
 
-    def _rows(self, t: int, step: int, thread: int) -> Iterator[Row]:
+    def _rows(self, step: int, thread: int) -> Iterator[Row]:
         looked = [*self._removed, *(PLACES.look(place) for place in self._opened.values())]
         for place in PLACES.still_open():
             if place.path not in self._opened:
@@ -92,13 +92,13 @@ class OutsideCall:
             head = pack_head(Kind.OUTSIDE, Role.WORKER, place.way, self.connector, marks, thread)
             place.anew = False
             gone = wrote.size < 0
-            size = max(0, wrote.size)
-            yield Row(head, t, self.call, step, _target(place.path), wrote.written, size, int(gone))
+            size, target = max(0, wrote.size), _target(place.path)
+            yield Row(head, clock(), self.call, step, target, wrote.written, size, int(gone))
         for peer in {**self._sent, **self._failed}:
             if peer:  # else a pair of the process's own: an event loop wakes itself
                 head = pack_head(Kind.OUTSIDE, Role.WORKER, Way.SOCKET, self.connector, 0, thread)
                 amounts = self._sent.get(peer, 0), 0, self._failed.get(peer, 0)
-                yield Row(head, t, self.call, step, _target(peer), *amounts)
+                yield Row(head, clock(), self.call, step, _target(peer), *amounts)
 
 
 def write_removal(removal: Removal, when: tuple[int, int, int], role: Role, connector: int) -> None:
@@ -106,7 +106,8 @@ def write_removal(removal: Removal, when: tuple[int, int, int], role: Role, conn
     marks = 0 if removal.linked else Flag.REPLACED
     head = pack_head(Kind.OUTSIDE, role, Way.NAME, connector, marks, AGENT.thread())
     to = _target(removal.to) if removal.to else 0
-    AGENT.add(Row(head, *when, _target(removal.path), 0, to, 0))
+    t, call, step = when
+    AGENT.add(Row(head, removal.at or t, call, step, _target(removal.path), 0, to, 0))
 
 
 def _elsewhere(removal: Removal) -> None:

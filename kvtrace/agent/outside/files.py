@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kvtrace.agent.origin import HERE, origin_here
-from kvtrace.agent.state import AGENT
+from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.wrap.imports import when_imported
 from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace.format import SPOOL_DIR, Way
@@ -156,6 +156,8 @@ class Removal(NamedTuple):
     to: str = ""
     linked: bool = False
     """The old name leads to it still."""
+    at: int = 0
+    """``clock`` when it got its new name: other threads may see it under that one before the call is over."""
 
 
 OPENED: list[Callable[[Any, int], None]] = []
@@ -221,10 +223,11 @@ def _opening(path: Any, flags: int) -> None:
 
 def _rename(args: tuple[Any, ...], linked: bool = False) -> None:
     """A file that is published by a link goes on under its new name, too: the old one goes next, mostly."""
+    at = clock()
     moved = PLACES.renamed(args[0], args[1])
     if moved is not None:
         old, place = moved
-        _tell(Removal(old, place.path, linked), place)
+        _tell(Removal(old, place.path, linked, at), place)
 
 
 def _renamed(args: tuple[Any, ...]) -> None:

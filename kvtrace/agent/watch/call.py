@@ -246,7 +246,7 @@ class _WatchedCall:
                 Touching(self._watch, self._hook.code, self._index, step, t, thread, number).write()
             if self._states is not None and (self._effects or self._elsewhere):
                 self._write_states(self._states, step, t)
-            self.outside.write(step, t, AGENT.thread(), self._role)
+            self.outside.write(step, AGENT.thread(), self._role)
             self._swallowed.report(error, About(self._layer, step))
             cost = sum(one.cost for one in (self._watch, self._states) if one)
             now = clock()

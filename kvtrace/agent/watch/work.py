@@ -201,7 +201,7 @@ class Work:
                     states = self._states.take()
                     TouchingStates(states, 0, index, step, began, self._thread, outside.call).write()
                 self._states.cost = 0
-            outside.write(step, began, self._thread)
+            outside.write(step, self._thread)
         if self._swallowed is not None and not still:
             cost += self._swallowed.raises.cost()
             self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))

@@ -120,6 +120,11 @@ class _Candidate:
         return bool(self.extra or self.attributes) or any(map(_BLOCKS_NAME.search, self.times))
 
     @property
+    def a_step(self) -> bool:
+        """Whether it is what a step computes at most, and no number of the connector's."""
+        return self.batched and not (self.block or self.related or self.only)
+
+    @property
     def named(self) -> bool:
         """Whether the connector calls this number something like a unit: among several that fit, it wins."""
         return any(UNIT_NAME.search(name) for name in (*self.extra, *self.attributes, *self.times))
@@ -199,7 +204,11 @@ def _infer(
     stores = any(store.slots > 0 for sample in decided for store in sample.stores)
     known = engine.connector.cls in KEEPS_LAST_BACK
     fits: list[_Candidate] = []
+    longest = max((store.end for sample in decided for store in sample.stores), default=0)
+    once = any(sample.first_chunk_only for sample in decided)
     for candidate in _candidates(engine):
+        if candidate.a_step and once and longest < 2 * candidate.value:
+            continue  # that the first chunks alone are stored is seen, and that this is a unit is not
         good = [d for d in (0, 1) if all(_fits(s, candidate.value, d, engine.block_size) for s in decided)]
         if good:
             candidate.kept_back = 1 if known and 1 in good else good[0]
