@@ -34,7 +34,7 @@ LABELS: dict[str, str] = {
     "hook-raised": "the save hook raised",
     "exception-swallowed": "exception caught in the hook",
     "stored-nothing": "the hook read no KV",
-    "slots-short": "fewer slots than announced",
+    "slots-short": "the save hook read a part",
     "kv-stale": "read before it was computed",
     "kv-misplaced": "other slots were read",
     "save-lost": "lost inside the connector",
@@ -47,7 +47,7 @@ LABELS: dict[str, str] = {
     "ranks-diverge": "ranks differ",
     # not loaded
     "never-looked-up": "never asked for",
-    "lookup-miss": "not in the store",
+    "lookup-miss": "not found",
     "key-mismatch": "saved before, and not found",
     "lookup-clamped": "found, not taken",
     "load-failed": "the load failed",

@@ -225,7 +225,7 @@ _ALTERED = "not-loaded:kv-altered"
 
 
 def loaded(report: Report) -> str:
-    """``Loaded: 512 of 1 024 prompt tokens; 512 were not in the store``."""
+    """``Loaded: 512 of 1 024 prompt tokens; 512 not found``."""
     ledger = report["ledger"]["loads"]
     if ledger["total"] <= 0:
         return "Loaded: nothing was looked up or offered."
