@@ -282,6 +282,23 @@ def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: Any) -> 
     assert slots(trace) == THREE_STEPS[:1]
 
 
+def test_work_is_written_before_it_is_told_as_done(trace: Any, caches: Any) -> None:
+    """The thread waits in C for its next item, and the process may be killed before one comes."""
+
+    class Telling(Background):
+        def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+            return {"r"}, None
+
+    consumer = Consumer(queue.SimpleQueue)
+    connector = registered(Telling(lambda c, job: consumer.put(job)), caches)
+    step(connector, caches, 1)
+    wait_until(lambda: len(connector.kept) == 1)
+    connector.get_finished({"r"})
+    assert slots(trace) == THREE_STEPS[:1]
+    consumer.end()
+    assert slots(trace) == THREE_STEPS[:1]
+
+
 def test_work_that_ends_between_steps_is_written_at_once(trace: Any, caches: Any) -> None:
     consumer = Consumer()
     connector = made(caches, lambda c, job: consumer.put(job))

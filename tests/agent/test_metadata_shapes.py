@@ -161,6 +161,7 @@ def test_token_ids_are_the_requests_own(name: str, start: int, end: int):
         Meta(puts={A: {"k1": 111, "k2": 112, "k3": 113}}),
         Meta(puts=[(111, 9001), (112, 9002), (113, 9003)]),
         Meta(puts=np.array([[111, 9001], [112, 9002], [113, 9003]])),
+        Meta(puts=np.array([(111, 9001), (112, 9002), (113, 9003)], dtype=[("block", "i4"), ("key", "u8")])),
         Meta(ops=[record(op="put", block_id=block) for block in (111, 112, 113)]),
         Meta(ops=[record(op="put", key="k", page=block, rid=A) for block in (111, 112, 113)]),
         Meta(uploads=deque([record(block_id=block, checksum=123456789) for block in (111, 112, 113)])),
@@ -175,7 +176,7 @@ def test_token_ids_are_the_requests_own(name: str, start: int, end: int):
         OrderedDict([(A, SimpleNamespace(store=True, blocks=[111, 112, 113]))]),
         (Meta(saves={A: [111, 112, 113]}), Meta(saves={})),
     ],
-    ids=range(26),
+    ids=range(27),
 )  # fmt: skip
 def test_the_first_three_blocks_of_a_are_stored(meta: Any):
     before = freeze(meta)
@@ -624,3 +625,13 @@ def test_one_block_beside_more_of_the_request_s_may_be_either(inner: bool):
     named = SimpleNamespace(kkd=[111], block_ids=[111, 112])
     assert said(Meta(saves={A: named})) == [(A, STORE, 0, 32)]
     assert said(Meta(saves={A: SimpleNamespace(kkd=[3], qqd=[111, 112])})) == [(A, STORE, 0, 32)]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.array([{"block": 111}]), np.full((2, 2, 2), 111), np.array([(111, [112])], dtype="i4,2i4")],
+    ids=["objects", "three dimensions", "records with arrays"],
+)
+def test_an_array_that_is_not_read_is_not_empty(array: np.ndarray):
+    assert not_understood(Meta(work=array))
+    assert said(Meta(work=array[:0])) == [] and said(Meta(work=np.ones((2, 3)))) == []

@@ -334,6 +334,24 @@ def test_unread_entries_that_an_earlier_request_had_saved(tmp_path: Path) -> Non
     assert tokens(diagnosis) == {"saved": 128, "not-saved:already-stored": 128}
 
 
+def test_unread_entries_that_several_requests_had_saved(tmp_path: Path) -> None:
+    """One saved the beginning, the next one the rest: its own beginning it left out, as it was there."""
+    sim = sim_of(tmp_path)
+    sim.watching = WATCHED
+    given = [("a", 64, (7, 8), 0, 64), ("b", 128, (7, 8, 9, 10), 64, 64), ("c", 128, (7, 8, 9, 10), 0, 0)]
+    for name, length, prefixes, start, read in given:
+        sim.arrive(Prompt(name, length, digest=length, prefixes=prefixes))
+        sim.lookup(name, 0, 0, 0)
+        sim.step([Chunk(name, 0, length, first=True)], [Entry(name, length)], prompts={name: length})
+        for layer in range(sim.layers):
+            sim.stored(name, start, read, layer)
+        sim.finish(name, length)
+    sim.write()
+    diagnosis = diagnose(read_run(sim.dir))
+    assert ids(diagnosis) == ["already-stored"]
+    assert tokens(diagnosis) == {"saved": 128, "not-saved:already-stored": 64 + 128}
+
+
 def test_what_two_of_the_same_prompt_leave_out_is_held_by_none(tmp_path: Path) -> None:
     """Two answers to one prompt: each half is short, and the other is no earlier store of the rest."""
     sim = sim_of(tmp_path)

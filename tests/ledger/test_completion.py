@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
+from kvtrace.ledger.ends import NOT_SAVED, Blind, Outcome, SaveEnd
 from kvtrace.ledger.saves.completion import ASKED, settle
 from kvtrace.ledger.saves.positions import StoreResult, Token, decide
-from kvtrace.terms import PENDING, SAVED, Grade
+from kvtrace.terms import NOT_OBSERVED, PENDING, SAVED, Grade
 
 MS = 10**6
 
@@ -88,3 +88,24 @@ def test_what_is_at_rest_is_saved_whatever_the_scheduler_hears(end: SaveEnd, gra
 def test_what_came_back_equal_was_not_misread(proved: bool, name: str) -> None:
     """That other slots were read is said of a step; the return is of these tokens."""
     assert decide(Token(stores=(StoreResult(SaveEnd.MISPLACED, Grade.READ),), proved=proved)).name == name
+
+
+_UNSEEN = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.UNTOLD)
+_LOST = {
+    "named by nothing": Token(), "read too early": Token(stale=True),
+    "named, and not read": Token(stores=(StoreResult(SaveEnd.NOTHING_READ, Grade.READ),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "token", [Token(silent=Blind.METADATA_UNREAD), Token(silent=Blind.OUT_OF_SIGHT), Token(stores=(_UNSEEN,))]
+)
+def test_what_came_back_is_stored_though_nobody_saw_how(token: Token) -> None:
+    assert decide(token).name == NOT_OBSERVED
+    assert decide(token._replace(proved=True)) == Outcome(SAVED, grade=Grade.PROVED)
+
+
+@pytest.mark.parametrize("token", _LOST.values(), ids=_LOST.keys())
+def test_what_came_back_by_another_save_is_no_save(token: Token) -> None:
+    """Another request with the same tokens may have stored them; how this one lost its own is seen."""
+    assert decide(token._replace(proved=True)) == decide(token)

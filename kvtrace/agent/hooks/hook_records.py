@@ -14,6 +14,7 @@ from kvtrace.agent.metadata.recording import READER
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.steps import graphs, handover
 from kvtrace.agent.watch.policy import POLICY
+from kvtrace.agent.watch.work import write_all
 from kvtrace.agent.wrap.hooked import Hooked
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import NONE_ANSWER, UNKNOWN, Flag, Kind, Role, pack_head
@@ -160,6 +161,8 @@ def _start_load(hooked: Hooked, times: Times, connector: Any, result: Any, conte
 
 def _finished(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
     sending, receiving, failed = _transfers(result)
+    if sending or receiving or failed:
+        write_all()  # what threads did for these, before it is told that it is done
     _done(Role.WORKER, _inside(hooked), times[1], sending, receiving, failed)
     return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
 

@@ -266,15 +266,24 @@ def _array(value: Any) -> Integers | None:
 
 
 def rows(value: Any) -> list[Any] | None:
-    """A two-dimensional array of integers in host memory as lists, None where it is none."""
-    if len(value.shape) != 2 or not str(value.dtype).startswith(_INTEGER_TYPES):
+    """A two-dimensional array of integers in host memory, or an array of records, as lists; None: neither."""
+    integers = len(value.shape) == 2 and str(value.dtype).startswith(_INTEGER_TYPES)
+    if not integers and not (len(value.shape) == 1 and getattr(value.dtype, "names", None)):
         return None
     if getattr(getattr(value, "device", None), "type", "cpu") not in ("cpu", None):
         return None
-    if int(value.shape[0]) * int(value.shape[1]) > MAX_ITEMS:
+    if math.prod(map(int, value.shape)) > MAX_ITEMS:
         return None
     listed: list[Any] = value.tolist()
     return listed
+
+
+_NO_NUMBERS_OF_KV = ("float", "bfloat", "bool", "complex", "torch.float", "torch.bfloat", "torch.bool")
+
+
+def may_name_kv(value: Any) -> bool:
+    """Whether an array can hold numbers of blocks, slots or tokens."""
+    return bool(math.prod(map(int, value.shape))) and not str(value.dtype).startswith(_NO_NUMBERS_OF_KV)
 
 
 def describe(value: Any, depth: int = 0) -> str:

@@ -306,7 +306,11 @@ class Walk:
         elif kind is FieldShape.MAP:
             self._spoke = True
             self._mapping(part, name, value, context)
-        elif kind in (FieldShape.LIST, FieldShape.ARRAY):
+        elif kind is FieldShape.ARRAY:
+            self._spoke = True
+            if shapes.may_name_kv(value):
+                self.problem(context.field, shapes.describe(value))
+        elif kind is FieldShape.LIST:
             self._spoke = True
             self._sequence(part, name, shapes.items(value), context)
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 
 from kvtrace.causes.case import CaseRequest, kept_before, stored_before
 from kvtrace.causes.evidence.loads import missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered, held
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.causes.rule import (
+    LIMIT,
+    SAVES,
+    Case,
+    Cause,
+    Interval,
+    LostSpan,
+    Results,
+    SaveEnd,
+    Stage,
+    Turn,
+)  # fmt: skip
+from kvtrace.causes.tables import rows
+from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural
 
@@ -28,6 +43,10 @@ CAUSE = Cause(
 )
 
 
+_MOST_ALIKE = 32
+"""Earlier requests with the same beginning that are asked, the latest."""
+
+
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     if span.phase == "decode":
         return []
@@ -36,11 +55,39 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
 
 
 def claim_unread(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
-    """Of what the save hook was given and did not read: what an earlier request had saved. The worker
-    may well look whether a key is there."""
+    """Of what the save hook was given and did not read: what earlier requests with these tokens were given,
+    and is not known to be lost of all of them. The worker may well look whether a key is there."""
     request = case.requests[span.request]
-    end_held = kept_before(case, request, Grade.DECLARED)
-    return [(start, min(end, end_held)) for start, end in unclaimed if start < end_held]
+    return intersect(unclaimed, case.once(("there before", request.row), lambda: _there(case, request)))
+
+
+def _began(request: CaseRequest) -> tuple[int, int]:
+    return request.chunk_step, request.row
+
+
+def _there(case: Case, request: CaseRequest) -> list[Interval]:
+    offered, lost = case.once("offered before", lambda: _offered(case))
+    found: list[Interval] = []
+    for digest, tokens in case.run.in_common.get(request.row, ()):
+        alike = offered[request.engine, digest]
+        end = bisect_left(alike, _began(request), key=_began)
+        for one in alike[max(0, end - _MOST_ALIKE) : end]:
+            found += subtract([(0, min(one.stored_end, tokens))], union(lost[one.row]))
+    return union(found)
+
+
+def _offered(case: Case) -> tuple[dict[tuple[int, int], list[CaseRequest]], dict[int, list[Interval]]]:
+    """By engine and digest of a beginning the requests that begin so, as they began; and by row what is known
+    to be lost of it."""
+    alike: dict[tuple[int, int], list[CaseRequest]] = defaultdict(list)
+    for request in sorted(case.requests, key=_began):
+        for digest, _ in case.run.in_common.get(request.row, ()):
+            alike[request.engine, digest].append(request)
+    lost: dict[int, list[Interval]] = defaultdict(list)
+    for row in rows(case.run.lost):
+        if row.phase != "decode" and row.grade >= Grade.READ and row.ended != SaveEnd.NOT_DECLARED:
+            lost[row.request].append((row.start, row.end))
+    return alike, lost
 
 
 CLAIMS = {Turn.POSITION: claim, Turn.UNREAD: claim_unread}

@@ -59,6 +59,8 @@ def rule(case: Case) -> Results:
     at_once = [row for row in lost if row.others_between == 0]
     first = (at_once or lost)[0]
     alike = _remainder(case, lost)
+    if alike and any(case.requests[row.request].prompt % alike[0] == alike[1] for row in hits):
+        alike = None  # others of that length are found
     one_more = alike is not None and alike[1] == 1  # than whole blocks
     evidence = [
         f"step {first.step & STEP_MASK}: {first.saved_by} had saved {count(first.saved_before)} of these "

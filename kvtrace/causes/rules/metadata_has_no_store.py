@@ -53,10 +53,12 @@ def rule(case: Case) -> Results:
     across = _across_chunks(case, rows)
     lengths = sorted({r.prompt for r in rows})
     spread = " to ".join(count(n) for n in (lengths[0], lengths[-1])[: len(lengths)])
+    unread = engine.unreadable_steps
+    did, done = ("took", "seen to be read") if unread else ("offered", "offered")
     evidence = [
-        f"{count(len(without))} of these are in no step's metadata, {count(len(rows) - len(without))} with a "
-        f"part of their tokens; of {plural(len(stored), 'other prompt' if without else 'prompt')} something "
-        "was offered",
+        f"of {count(len(without))} of these nothing was {done}, of {count(len(rows) - len(without))} a part; "
+        f"of {plural(len(stored), 'other prompt' if without else 'prompt')} something was",
+        *([f"the metadata of {plural(unread, 'step')} {_NOT_UNDERSTOOD}"] if unread else []),
         f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
         if unknown
@@ -74,7 +76,7 @@ def rule(case: Case) -> Results:
     what = ("nothing, or a part alone," if part else "nothing") if without else "a part alone"
     yield case.finding(
         CAUSE,
-        f"{name} offered {what} of {affected} for storing, "
+        f"{name} {did} {what} of {affected} for storing, "
         + ("as they ask for no transfer." if unasked else "and no rule that kvtrace knows fits.")
         + " Is that meant?",
         evidence=evidence,
@@ -82,10 +84,11 @@ def rule(case: Case) -> Results:
         remedy=[*([transfers.REMEDY] if unasked else []), CAUSE.remedy],
         headline="blocks that two prefill chunks fill together are not stored"
         if across == len(rows)
-        else f"the connector offered {what} of {affected} for storing",
+        else f"the connector {did} {what} of {affected} for storing",
     )
 
 
+_NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known, only that nobody read them"
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
 
 

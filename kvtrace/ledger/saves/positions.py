@@ -188,24 +188,22 @@ def _by_return(token: Token, grade: Grade) -> Grade:
 
 
 def _not_saved(token: Token) -> Outcome:
-    """Of a token that was computed and is not in the store: the first stage at which its way ended."""
-    if token.silent == Blind.OUT_OF_SIGHT:
-        return not_observed(token.silent)
+    """Of a token that was computed and is not seen in the store: the first stage at which its way ended."""
     end, grade, _, blind = min(token.stores, default=StoreResult(SaveEnd.NOT_DECLARED, Grade.DECLARED))
     if token.stores and end == SaveEnd.PENDING:
         return _PENDING
-    if token.stores and end == SaveEnd.MISPLACED and token.proved:
-        return Outcome(SAVED, grade=Grade.PROVED)
-    if token.stale and end >= SaveEnd.NOTHING_READ:
+    stale = token.stale and end >= SaveEnd.NOTHING_READ and token.silent != Blind.OUT_OF_SIGHT
+    silent = not stale and (token.silent == Blind.OUT_OF_SIGHT or not token.stores) and token.silent
+    unseen = silent or (not stale and (end == SaveEnd.NOT_OBSERVED or grade == Grade.NOT_OBSERVED))
+    if token.proved and (unseen or (token.stores and end == SaveEnd.MISPLACED)):
+        return Outcome(SAVED, grade=Grade.PROVED)  # whoever read it
+    if stale:
         return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
-    if token.stores and end == SaveEnd.NOT_OBSERVED:
-        return not_observed(blind or Blind.UNTOLD)
-    if token.stores:
-        seen = grade != Grade.NOT_OBSERVED
-        return Outcome(NOT_SAVED, end, grade) if seen else not_observed(blind or Blind.UNTOLD, end)
-    if token.silent:
-        return not_observed(token.silent)
-    return Outcome(NOT_SAVED, end, Grade.READ if token.watched else Grade.DECLARED)
+    if silent:
+        return not_observed(silent)
+    if unseen:
+        return not_observed(blind or Blind.UNTOLD, None if end == SaveEnd.NOT_OBSERVED else end)
+    return Outcome(NOT_SAVED, end, Grade.READ if token.watched and not token.stores else grade)
 
 
 # --- the evidence
