@@ -5,6 +5,7 @@ of 21 bits each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from kvtrace.ledger.contents.prints import Block, Numbers, Printed
@@ -25,10 +26,12 @@ class ByLayer:
     """The blocks of all workers of one shape."""
 
     def __init__(self, workers: Sequence[Printed]) -> None:
-        self._count = len(workers[0].shape.layers)
-        self._numbers: dict[tuple[int, int, int], Numbers] = {}
-        for one in workers:
-            self._numbers.update(one.numbers)
+        self._workers, self._count = workers, len(workers[0].shape.layers)
+
+    @cached_property
+    def _numbers(self) -> Mapping[tuple[int, int, int], Numbers]:
+        """Asked for where a block is wrong: they are many."""
+        return {block: numbers for one in self._workers for block, numbers in one.numbers().items()}
 
     def of(self, block: Block) -> Numbers:
         """Its numbers, as far as there are any."""

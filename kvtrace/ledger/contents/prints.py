@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, intersect, length, union
@@ -75,8 +76,8 @@ class Printed:
     group: int = 0
     whole: bool = False
     later: Sequence[Block] = ()
-    numbers: Mapping[tuple[int, int, int], Numbers] = field(default_factory=dict)
-    """(row, begin, step) of a block -> of its layers."""
+    numbers: Callable[[], Mapping[tuple[int, int, int], Numbers]] = dict
+    """Reads, by (row, begin, step) of a block, those of its layers."""
 
 
 class _PrintRecords(NamedTuple):
@@ -120,18 +121,9 @@ def printed(
             for group, of_group in blocks.items():
                 shape, pairs = _shape(engine, worker, group)
                 whole, later = _whole(engine, group), again.get(group, ())
-                of_layers = _numbers(source, group, shape.layers)
+                of_layers = partial(_numbers, source, group, shape.layers)
                 found.append(
-                    Printed(
-                        shape,
-                        engine.tag,
-                        pairs << first,
-                        of_group,
-                        group,
-                        whole,
-                        later,
-                        of_layers,
-                    )
+                    Printed(shape, engine.tag, pairs << first, of_group, group, whole, later, of_layers)
                 )
             first += len(worker.kv_layers)
     return found
@@ -181,10 +173,14 @@ def _numbers(
     found: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
     at = {name: number for number, name in enumerate(layers)}
     size = source.block_size(group)
+    sets: dict[int, list[int | None]] = {}
     for words in rows.one_by_one(source.scan.layers):
         record = rows.LayerPrints._make(words)
         row = source.row(record.request, record.step)
-        own = [at.get(name) for name in layers_in(source.scan.names, record.layer_set)]
+        if record.layer_set not in sets:
+            names = layers_in(source.scan.names, record.layer_set)
+            sets[record.layer_set] = [at.get(name) for name in names]
+        own = sets[record.layer_set]
         if row is None or rows.detail(record.head) != group or not 0 < len(own) <= rows.NUMBERS:
             continue
         values = _unpacked(record)
