@@ -45,9 +45,8 @@ _KEPT = {
 _OF_A_CONNECTOR = (Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.OPEN, Kind.DONE)
 """... and, in their detail, of a connector inside another one: what that one said or was told."""
 _IS_OF_REQUEST = np.isin(np.arange(256), list(REQUEST_KINDS))
-_IS_READ = np.isin(
-    np.arange(256), [*REQUEST_KINDS, *_KEPT.values(), Kind.STEP, Kind.EXEC, Kind.DEVICE, Kind.TIMED]
-)
+_IS_KEPT = np.isin(np.arange(256), [*REQUEST_KINDS, *_KEPT.values()])
+_IS_READ = _IS_KEPT | np.isin(np.arange(256), [Kind.STEP, Kind.EXEC, Kind.DEVICE, Kind.TIMED])
 _NOT_READ_HEAD = pack_head(Kind.HOOK, code=hooks.BUILD_METADATA.code, flags=Flag.UNREADABLE)
 _NOT_READ = pack_head(0xFF, code=0xFF, flags=Flag.UNREADABLE)
 """Of calls of hooks, which are most of a spool, those are read here whose metadata could not be."""
@@ -138,14 +137,12 @@ def scan(path: Path, add: Add = silent) -> SpoolScan:
         SpoolError: its header cannot be read.
     """
     spool = Spool(path)
-    requests: list[Records] = []
-    kept: dict[str, list[Records]] = {name: [] for name in _KEPT}
+    kept: list[Records] = []
     schedules, executions, unreadable, device = _Schedules(), _Executions(), _Unreadable(), DeviceTally()
     readers: tuple[tuple[Kind, Callable[[Records], None]], ...] = (
         (Kind.STEP, schedules.add),
         (Kind.EXEC, executions.add),
         (Kind.HOOK, unreadable.add),
-        *((kind, kept[name].append) for name, kind in _KEPT.items()),
         (Kind.DEVICE, device.add_calls),
         (Kind.TIMED, device.add_steps),
     )
@@ -159,11 +156,14 @@ def scan(path: Path, add: Add = silent) -> SpoolScan:
             part = few[kinds == kind]
             if len(part):
                 read(part)
-        part = few[_IS_OF_REQUEST[kinds]]
+        part = few[_IS_KEPT[kinds]]
         if len(part):
-            requests.append(part)
-    everyone = _joined(requests)
-    tables: dict[str, Any] = {name: _joined(parts) for name, parts in kept.items()}
+            kept.append(part)
+    table = np.concatenate(kept) if kept else np.empty((0, 8), dtype=np.int64)
+    kept.clear()
+    kinds = table[:, 0].astype(np.uint8)
+    everyone = table[_IS_OF_REQUEST[kinds]]
+    tables: dict[str, Any] = {name: table[kinds == kind] for name, kind in _KEPT.items()}
     return SpoolScan(
         path=path,
         names=spool.names,
@@ -178,10 +178,6 @@ def scan(path: Path, add: Add = silent) -> SpoolScan:
         device=device,
         **tables,
     )
-
-
-def _joined(parts: list[Records]) -> Records:
-    return np.concatenate(parts) if parts else np.empty((0, 8), dtype=np.int64)
 
 
 class _Unreadable:

@@ -50,7 +50,7 @@ class Histograms:
         if not len(code):
             return
         # A corrupt record can hold any pair of times: the difference is bounded, not trusted.
-        spans = np.clip(t1.astype(np.float64) - t0.astype(np.float64), 0, 2.0**62).astype(np.int64)
+        spans = np.clip(t1 - t0, 0, 1 << 62)
         here = np.flatnonzero(np.bincount(code, minlength=self._codes))
         place = np.zeros(self._codes, dtype=np.int64)
         place[here] = np.arange(len(here))

@@ -175,7 +175,7 @@ class Spool:
         losses = self._info.left_out or self._info.end not in ("open", "trailer")
         self._read(whole=whole and not losses and not self._rest and self._pending is None)
 
-    def again(self, info: SpoolInfo, records: int = 16384) -> Iterator[Records]:
+    def again(self, info: SpoolInfo, records: int = 32768) -> Iterator[Records]:
         """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says, where that is known
         to be whole: its checksums are not looked at again. Of another spool all that is there now.
 

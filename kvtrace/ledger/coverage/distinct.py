@@ -60,19 +60,19 @@ def is_attention(what: Array) -> Mask:
 
 
 class Distinct:
-    """Counts over one spool."""
+    """Counts over one spool. ``steps``: its real forward steps; ``work``: sorted keys of calls that were seen
+    to do work, whatever they declare."""
 
     def __init__(self, executed: Iterable[Executed]) -> None:
         ran = list(executed)
         empty: Array = np.empty(0, dtype=np.int64)
-        self._steps, first = np.unique(
-            np.concatenate([empty, *(one.steps for one in ran)]), return_index=True
-        )
+        self.steps, first = np.unique(np.concatenate([empty, *(one.steps for one in ran)]), return_index=True)
         self._mode: NDArray[np.int8] = np.concatenate(
             [np.empty(0, dtype=np.int8), *(one.mode_of for one in ran)]
         )[first]
-        self._tag = self._steps >> STEP_SHIFT
+        self._tag = self.steps >> STEP_SHIFT
         self._carried = Calls(empty, empty)
+        self.work = empty
         self._of = {bit: _Counts() for bit in (FIRED, WORK, RAISED)}
         self._python = _Counts()
 
@@ -88,46 +88,42 @@ class Distinct:
             for tag, what, layer, n in self._python.items()
         }
 
-    def is_real(self, step: Array) -> Mask:
-        """Whether each is a real forward step of this spool."""
-        return locate(self._steps, step)[1]
-
-    def calls(self, step: Array, what: Array, layer: Array, bits: Array) -> tuple[Calls, Mask]:
-        """The calls that lie in real steps, and which of the given ones these are.
+    def calls(self, at: Array, inside: Mask, what: Array, layer: Array, bits: Array) -> Calls:
+        """The calls that lie in real steps.
 
         Args:
+            at: the places of their steps; inside: which of them count.
             what: as in Key; a call whose code does not fit counts as outside, as one of no known layer.
         """
-        at, inside = locate(self._steps, step)
-        inside &= (layer >= 0) & (what >= 0)
+        inside = inside & (layer >= 0) & (what >= 0)
         keys = at << 24 | what << 16 | (layer & 0xFFFF)
-        return Calls(keys[inside], bits[inside]), inside
+        return Calls(keys[inside], bits[inside])
 
     def add(self, parts: list[Calls]) -> None:
         """Count what is new in these calls since the steps that are carried."""
         given = [part.keys << _BITS | part.bits for part in parts if len(part.keys)]
         if not given:
             return
-        sorted_ = np.sort(np.concatenate(given))
+        sorted_ = np.sort(np.concatenate(given), kind="stable")  # in order already, for the most part
         keys = sorted_ >> _BITS
         starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-        bits = sorted_ & ((1 << _BITS) - 1)
         unique: Array = keys[starts]
-        merged: Array = np.bitwise_or.reduceat(bits, starts)
-        at, again = locate(self._carried.keys, unique)
-        before = np.zeros_like(merged)
-        before[again] = self._carried.bits[at[again]]
-        self._count(unique, merged & ~before)
-        self._carry(unique, merged | before)
+        bits: Array = np.bitwise_or.reduceat(sorted_ & ((1 << _BITS) - 1), starts)
+        first, last = np.searchsorted(self.work, unique[[0, -1]])
+        at, called = locate(unique, self.work[first : last + 1])
+        bits[at[called]] |= WORK
+        at, again = locate(unique, self._carried.keys)
+        before = np.zeros_like(bits)
+        before[at[again]] = self._carried.bits[again]
+        self._count(unique, bits & ~before)
+        old = Calls(self._carried.keys[~again], self._carried.bits[~again])
+        self._carry(np.concatenate([old.keys, unique]), np.concatenate([old.bits, bits | before]))
 
     def _carry(self, keys: Array, bits: Array) -> None:
         """Keep what is known of the last steps."""
-        old = ~locate(keys, self._carried.keys)[1]
-        keys = np.concatenate([self._carried.keys[old], keys])
-        bits = np.concatenate([self._carried.bits[old], bits])
         step_at = keys >> 24
-        least = np.unique(step_at)[-_CARRIED_STEPS:][0]
-        keys, bits = keys[step_at >= least], bits[step_at >= least]
+        last = step_at >= np.unique(step_at)[-_CARRIED_STEPS:][0]
+        keys, bits = keys[last], bits[last]
         order = np.argsort(keys)
         self._carried = Calls(keys[order], bits[order])
 

@@ -14,7 +14,7 @@ from kvtrace.ledger.coverage.store_steps import StoreStepReader, StoreSteps
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.side_by_side import Add, silent
-from kvtrace.ledger.steps import Array, locate, real_step
+from kvtrace.ledger.steps import Array, Mask, locate, real_step
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, STEP_SHIFT, Dispatch, Flag, Kind, Role, Skip
@@ -30,7 +30,7 @@ _QUIET_ROWS = 2048
 _PENDING_KEYS = 1 << 20
 _BOTH_WAYS = int(Flag.STORE | Flag.LOAD)
 _LAYERED = [hook.code for hook in hooks.TABLE if hook.layered]
-_DUE = [hook.code for hook in hooks.TABLE if hook.always_due]
+_IS_DUE = np.isin(np.arange(256), [hook.code for hook in hooks.TABLE if hook.always_due])
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,20 @@ class SpoolReader:
         self._scan = scan
         self._workers = workers
         self._layers = Layers(scan.names)
+        self._store_steps = store_steps
         self._distinct = Distinct(scan.executed.values())
         self._outside: set[int] = set()  # layers with a body or save hook outside of real steps
         self._spent: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}  # hook -> ns
         self._skips: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}
         self._stores = {w.engine: StoreStepReader(w, store_steps, self._layers) for w in workers}
         self.scheduled: ScheduledCalls = Counter(), Counter(), Counter()
-        self._touched = self._touching_calls()
+        self._distinct.work = self._touching_calls()
 
     def read(self, hooks_time: Histograms, ops_time: Histograms, add: Add = silent) -> None:
         """Read it once; durations are added to the histograms, by code."""
         for chunk, kinds in self._scan.calls():
             add(chunk.nbytes)
-            called, bodies = (chunk[np.flatnonzero(kinds == kind)] for kind in (Kind.HOOK, Kind.OP))
+            called, bodies = (chunk[kinds == kind] for kind in (Kind.HOOK, Kind.OP))
             quiet = chunk[kinds == Kind.QUIET]
             found: list[Calls] = []
             if len(called):
@@ -93,23 +94,24 @@ class SpoolReader:
 
     def _hook_calls(self, table: Records, time: Histograms) -> Calls:
         call = rows.columns(rows.HookCall, table)
-        in_step, codes = real_step(call.step), rows.code(call.head)
-        timed = in_step | ~np.isin(codes, _DUE)
+        codes, in_step = rows.code(call.head), real_step(call.step)
+        on_worker: Mask = rows.role(call.head) == Role.WORKER
+        timed = in_step | ~_IS_DUE[codes]
         time.add(codes[timed], call.t0[timed], call.t1[timed])
-        on_worker = rows.role(call.head) == Role.WORKER
         building = ~on_worker & in_step & (codes == hooks.BUILD_METADATA.code)
         if building.any():
             self._count_scheduled(rows.columns(rows.HookCall, table[building]))
-        saving = on_worker & (codes == hooks.SAVE_LAYER.code)
-        self._note_outside(call.layer[saving & ~self._distinct.is_real(call.step)])
-        call = rows.columns(rows.HookCall, table[on_worker & in_step])
-        layer, codes = self._layers.numbers(call.layer), rows.code(call.head)
-        for reader in self._stores.values():
-            reader.add_hooks(call, layer)
-        self._count_spent(call)
-        bits = FIRED | np.where(_with_work(call), WORK, 0) | np.where(_raised(call), RAISED, 0)
-        calls = self._distinct.calls(call.step, what_of(codes, is_op=False), layer, bits)[0]
-        return Calls(calls.keys, calls.bits | np.where(locate(self._touched, calls.keys)[1], WORK, 0))
+        at, real = locate(self._distinct.steps, call.step)
+        self._note_outside(call.layer[on_worker & (codes == hooks.SAVE_LAYER.code) & ~real])
+        mine = on_worker & in_step
+        layer = self._layers.numbers(call.layer)
+        near = mine & locate(self._store_steps, call.step)[1]
+        if near.any():
+            for reader in self._stores.values():
+                reader.add_hooks(rows.columns(rows.HookCall, table[near]), layer[near])
+        self._count_spent(call, codes, mine)
+        bits = FIRED | WORK * _with_work(call) | RAISED * _raised(call)
+        return self._distinct.calls(at, real & mine, what_of(codes, is_op=False), layer, bits)
 
     def _touching_calls(self) -> Array:
         """The keys of hook calls that were seen to read or write KV slots: work, whatever is declared."""
@@ -121,7 +123,8 @@ class SpoolReader:
             ((touched.slots > 0) | (touched.partly > 0)) & (flags != 0) & (flags != _BOTH_WAYS) & (codes > 0)
         )
         what = what_of(codes[work], is_op=False)
-        return np.unique(self._distinct.calls(touched.step[work], what, layer[work], codes[work])[0].keys)
+        at, real = locate(self._distinct.steps, touched.step[work])
+        return np.unique(self._distinct.calls(at, real, what, layer[work], codes[work]).keys)
 
     def _count_scheduled(self, call: rows.HookCall) -> None:
         # A connector inside another one is called in the same step: count steps.
@@ -132,11 +135,10 @@ class SpoolReader:
         ):
             counts.update((np.unique(steps) >> STEP_SHIFT).tolist())
 
-    def _count_spent(self, call: rows.HookCall) -> None:
-        spans = np.clip(call.t1.astype(np.float64) - call.t0, 0, 2.0**62)
-        codes = rows.code(call.head)
+    def _count_spent(self, call: rows.HookCall, codes: Array, mine: Mask) -> None:
+        spans = np.clip(call.t1 - call.t0, 0, 1 << 62)
         for tag, spent in self._spent.items():
-            here = (call.step >> STEP_SHIFT) == tag
+            here = mine & ((call.step >> STEP_SHIFT) == tag)
             for hook, ns in enumerate(np.bincount(codes[here], spans[here]).tolist()):
                 if ns:
                     spent[hook] += int(ns)
@@ -145,26 +147,24 @@ class SpoolReader:
 
     def _op_calls(self, table: Records, time: Histograms) -> Calls:
         call = rows.columns(rows.OpCall, table)
-        capture = (rows.flags(call.head) & Flag.CAPTURE) != 0
-        attention = is_attention(what_of(rows.code(call.head), is_op=True))
-        self._note_outside(call.layer[(~self._distinct.is_real(call.step) | capture) & attention])
-        counts = real_step(call.step) & ~capture
-        call, attention = rows.columns(rows.OpCall, table[counts]), attention[counts]
-        codes = rows.code(call.head)
-        time.add(codes, call.t0, call.t1)
+        codes, flags = rows.code(call.head), rows.flags(call.head)
+        what, captured = what_of(codes, is_op=True), (flags & Flag.CAPTURE) != 0
+        attention, counts = is_attention(what), real_step(call.step) & ~captured
+        at, real = locate(self._distinct.steps, call.step)
+        self._note_outside(call.layer[(~real | captured) & attention])
+        time.add(codes[counts], call.t0[counts], call.t1[counts])
         layer = self._layers.numbers(call.layer)
-        direct = rows.detail(call.head) == Dispatch.DIRECT
-        raised = (rows.flags(call.head) & Flag.RAISED) != 0
-        bits = FIRED | np.where(direct, WORK, 0) | np.where(raised, RAISED, 0)
-        calls, inside = self._distinct.calls(call.step, what_of(codes, is_op=True), layer, bits)
+        inside = real & counts & (layer >= 0)
         for tag, skips in self._skips.items():
             here = inside & attention & ((call.step >> STEP_SHIFT) == tag)
             values, numbers = np.unique(call.skip[here], return_counts=True)
             skips.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
-        bodies = rows.columns(rows.OpCall, table[counts][attention])
-        for reader in self._stores.values():
-            reader.add_bodies(bodies, layer[attention])
-        return calls
+        near = counts & attention & locate(self._store_steps, call.step)[1]
+        if near.any():
+            for reader in self._stores.values():
+                reader.add_bodies(rows.columns(rows.OpCall, table[near]), layer[near])
+        direct, raised = rows.detail(call.head) == Dispatch.DIRECT, (flags & Flag.RAISED) != 0
+        return self._distinct.calls(at, inside, what, layer, FIRED | WORK * direct | RAISED * raised)
 
     def _note_outside(self, layers: Array) -> None:
         if len(layers):
@@ -192,14 +192,9 @@ class SpoolReader:
             what = what_of(np.full(len(call.step) * len(layers), code, np.int64), bool(op))
             if op and is_attention(what[:1]).any():
                 self._count_quiet_skips(call)
-            found.append(
-                self._distinct.calls(
-                    np.repeat(call.step, len(layers)),
-                    what,
-                    np.tile(layers, len(call.step)),
-                    np.full(len(what), FIRED, np.int64),
-                )[0]
-            )
+            at, real = locate(self._distinct.steps, np.repeat(call.step, len(layers)))
+            fired = np.full(len(what), FIRED, np.int64)
+            found.append(self._distinct.calls(at, real, what, np.tile(layers, len(call.step)), fired))
         return found
 
     def _count_quiet_skips(self, call: rows.QuietCalls) -> None:
@@ -254,12 +249,12 @@ class SpoolReader:
         return {mode: (bodies, saves) for mode, (bodies, saves) in found.items()}
 
 
-def _with_work(call: rows.HookCall) -> Array:
+def _with_work(call: rows.HookCall) -> Mask:
     """Calls whose metadata named something to copy."""
-    result: Array = (call.slots > 0) | ((call.slots < 0) & (call.entries > 0))
+    result: Mask = (call.slots > 0) | ((call.slots < 0) & (call.entries > 0))
     return result
 
 
-def _raised(call: rows.HookCall) -> Array:
-    result: Array = (rows.flags(call.head) & Flag.RAISED) != 0
+def _raised(call: rows.HookCall) -> Mask:
+    result: Mask = (rows.flags(call.head) & Flag.RAISED) != 0
     return result
