@@ -416,12 +416,7 @@ def _counted(
 
 
 def _covered(worker: Worker, coverage: WorkerCoverage) -> Worker:
-    return replace(
-        worker,
-        hooks_seen=bool(coverage.hooks),
-        python=coverage.python,
-        hook_ns=coverage.hook_ns,
-    )
+    return replace(worker, hooks_seen=bool(coverage.hooks), python=coverage.python, hook_ns=coverage.hook_ns)
 
 
 def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:

@@ -388,6 +388,10 @@ class Trust:
             values[examples] = values[examples][:_MOST_EXAMPLES]
         return Trust(**values)
 
+    def __mul__(self, times: int) -> Trust:
+        """So many that are alike, and give no example."""
+        return Trust(**{name: value * times for name, value in vars(self).items()})
+
 
 @dataclass(frozen=True)
 class AsyncSave:
@@ -443,7 +447,7 @@ class OutsideBytes(NamedTuple):
     """Bytes of one connector object in one process. ``connector``: its index there; ``read``: of KV, from the
     KV cache; ``came``: into files, None where that can't be told (written in place, by address, through
     sockets); ``at_end``: of these, there at the end; ``accounted``: bytes read for which as many came;
-    ``token``: bytes of one token in all layers; ``places``: files and peers -> bytes that went there;
+    ``token``: bytes of one token in all layers; ``went``: into files and to peers;
     ``files``: that it wrote; ``removed``: of these, by itself; ``put`` and ``taken_away``: bytes in them, as
     far as they are known."""
 
@@ -454,7 +458,7 @@ class OutsideBytes(NamedTuple):
     at_end: int | None
     accounted: int
     token: int
-    places: Mapping[str, int]
+    went: int = 0
     files: int = 0
     removed: int = 0
     put: int = 0

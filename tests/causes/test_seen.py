@@ -254,7 +254,7 @@ def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, empti
     sim.write()
     run = read_run(tmp_path)
     if emptied:
-        gone = OutsideBytes("w", 1, 1000, 1000, 0, 1000, 4, {}, files=8, removed=8, put=1000, taken_away=1000)
+        gone = OutsideBytes("w", 1, 1000, 1000, 0, 1000, 4, files=8, removed=8, put=1000, taken_away=1000)
         run = replace(run, outside=(gone,))
     found = next(one for one in diagnose(run).findings if one.id == "key-mismatch")
     assert (found.severity == LIMIT) == emptied == ("removes what it stored" in found.title)
@@ -508,7 +508,7 @@ def test_narrower_numbers_that_came_back_answer_for_fewer_bytes(
     sim.serve(prompts([40, 200]), Rounding(32).policy())
     sim.write()
     run = read_run(tmp_path)
-    one = OutsideBytes("spool", 1, 8192, 4096, 4096, accounted, 64, {}, 4, 0, 4096, 0)
+    one = OutsideBytes("spool", 1, 8192, 4096, 4096, accounted, 64, 4096, 4, 0, 4096, 0)
     first, *others = run.load_rows
     rows = [replace(first, ends={LoadEnd.ALTERED: 1}), *others]
     for load_rows, expected in ((run.load_rows, True), (rows, asked)):
@@ -534,6 +534,6 @@ def test_a_possible_loss_after_the_read_goes_before_a_choice(
     sim.serve(prompts([40, 200]), Rounding(32).policy())
     sim.write()
     run = read_run(tmp_path)
-    one = OutsideBytes("spool", 1, 8192, came, rest, 0, 64, {}, 4, removed, came, came - rest)
+    one = OutsideBytes("spool", 1, 8192, came, rest, 0, 64, 4096, 4, removed, came, came - rest)
     found = diagnose(replace(run, outside=[one])).findings
     assert (found[0].id, found[0].severity) == (first, LIMIT)

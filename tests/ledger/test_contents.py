@@ -470,7 +470,7 @@ def test_wrong_blocks_are_a_fault_with_whose_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("accounted", "whole"), [(8192, True), (4096, False)])
 def test_other_numbers_of_the_same_size_are_said_to_be(tmp_path: Path, accounted: int, whole: bool) -> None:
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [95, 96, 97, 9]).run()
-    outside = (OutsideBytes("spool", 1, 8192, 8192, 8192, accounted, 64, {}),)
+    outside = (OutsideBytes("spool", 1, 8192, 8192, 8192, accounted, 64),)
     (found,) = (one for one in diagnose(replace(run, outside=outside)).findings if one.id == "kv-altered")
     assert ("as many bytes came to rest as were read" in found.title) is whole
 

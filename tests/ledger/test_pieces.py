@@ -21,7 +21,7 @@ from kvtrace.ledger.coverage import Bit, StoreStepBit, StoreSteps, WorkerCoverag
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.saves.assign import _Class, _ranks_differ
-from kvtrace.ledger.saves.measured import MeasuredCells, _cell
+from kvtrace.ledger.saves.measured import Cell, MeasuredCells, _cells
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.positions import Segment
 from kvtrace.ledger.slots.sets import SlotSet
@@ -138,11 +138,16 @@ def effect(slots: int, hook: hooks.Hook = hooks.SAVE_LAYER, target: int = 0, t: 
     return rows.Effect(head, t, 1, 1, slots, 10 if target else 0, int(bool(target)), target)
 
 
+def cell_of(*effects: rows.Effect) -> Cell:
+    table = np.array(effects, np.int64)
+    return _cells(rows.columns(rows.Effect, table), np.zeros(len(table), np.int64))[effects[0].step][0]
+
+
 def test_calls_of_one_layer_add_up() -> None:
-    cell = _cell([effect(3), effect(-1), effect(4, hooks.WAIT_SAVE, target=9, t=5), effect(0, target=9)])
+    cell = cell_of(effect(3), effect(-1), effect(4, hooks.WAIT_SAVE, target=9, t=5), effect(0, target=9))
     assert (cell.slots, cell.unsure, cell.bytes, cell.files) == (7, True, 20, 2)
     assert cell.targets == {9: 5}
-    assert _cell([effect(-1)]).slots == -1
+    assert cell_of(effect(-1)).slots == -1
 
 
 # --- values -----------------------------------------------------------------------------------------

@@ -19,14 +19,7 @@ from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.intervals import intersect, length, subtract
 from kvtrace.ledger.loads.outcome import Arrived
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.run import (
-    BASE_COLUMNS,
-    ENTRY_COLUMNS,
-    LOST_COLUMNS,
-    Engine,
-    Span,
-    Trust,
-)
+from kvtrace.ledger.run import BASE_COLUMNS, ENTRY_COLUMNS, LOST_COLUMNS, Engine, Span, Trust
 from kvtrace.ledger.saves.joint import Joint
 from kvtrace.ledger.saves.pairs import Pairs, SaveEvidence, pairs_of
 from kvtrace.ledger.saves.positions import IN_GPU_CACHE, PositionsEvidence, Segment, reuse_of
@@ -285,7 +278,8 @@ class _OfRequest:
                 for part in one.segments
                 if part.outcome.name == NOT_SAVED
             ),
-            diverged=any(_ranks_differ(self._way.pairs.layer, *of_pairs[:, at].T) for at in (0, 1)),
+            diverged=len(self._classes) > 1
+            and any(_ranks_differ(self._way.pairs.layer, *of_pairs[:, at].T) for at in (0, 1)),
             local=length(self._way.reuse.local),
             external=length(self._way.reuse.external),
         )

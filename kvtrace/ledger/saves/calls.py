@@ -33,9 +33,9 @@ At = tuple[int, int]
 """A store call of one worker: (row of the store step, KV layer)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
-    """All that is known of one store call.
+    """All that is known of one store call. Layers that fared alike in a step share one.
 
     Attributes:
         reached: how far it came, as the hooks tell.
@@ -80,7 +80,7 @@ class Call:
         """It is seen to have read less than it should."""
         return self.worked and bool(self.unread) and not self.blind
 
-    @property
+    @cached_property
     def end(self) -> tuple[SaveEnd, Grade]:
         """How the tokens ended that its step names and that were not read; and how well that is seen."""
         end, grade = self._as_read
@@ -155,9 +155,9 @@ class WorkerCalls:
         self._block, self._windows = max(1, block), windows
         self._slots = watched.slots
         self._layers = range(len(watched.worker.kv_layers))
-        self._read: dict[tuple[int, tuple[int, ...]], list[Interval]] = {}
         self._steps_watched = locate(watched.ran.watched, stores.steps)[1]
         self._blind_steps = watched.blind(stores.steps)
+        self._last_step = int(watched.ran.began_steps.max(initial=0))
 
     def gathered(self, swallowed: Sequence[Swallowed]) -> dict[At, Call]:
         """Every call, without what other workers know of it.
@@ -173,47 +173,57 @@ class WorkerCalls:
     def _of_step(self, row: int, failing: bool) -> Iterator[tuple[At, Call]]:
         named = self.stores.named[row]
         total = sum(map(length, named.values()))
-        unread = [
-            {request: length(self._unread(request, column, parts)) for request, parts in named.items()}
-            for column in self._layers
-        ]
+        unread = self._unread_in(named)
         missing = sum(sum(tokens.values()) for tokens in unread)
         elsewhere = missing > 0 and read_elsewhere(self.watched, self.stores, row, missing)
+        alike: dict[tuple[int, ...], Call] = {}
         for column, tokens in zip(self._layers, unread, strict=True):
             at, left_out = (row, column), sum(tokens.values())
-            reached = SaveEnd(int(self.reached[at]))
-            yield (
-                at,
-                Call(
+            reached, blind = SaveEnd(int(self.reached[at])), self._blind(at)
+            empty = left_out == total and self._empty(at)
+            key = (reached, blind, empty, *tokens.values())
+            if key not in alike:
+                alike[key] = Call(
                     reached,
                     total,
                     left_out,
                     # Of whole blocks that are read twice, or for others too, a remainder is still left out.
                     rounded=max(tokens.values(), default=0) < self._block and left_out < total,
-                    blind=self._blind(at),
+                    blind=blind,
                     visible=self._slots.visible and (bool(self._steps_watched[row]) or left_out < total),
                     failing=failing,
                     elsewhere=elsewhere,
-                    empty=left_out == total and self._empty(at),
+                    empty=empty,
                     watched=not self._blind_steps[row],
                     slots=int(self.stores.slots[row]),
                     unread_of=tuple(request for request, n in tokens.items() if n),
-                ),
-            )
+                )
+            yield at, alike[key]
+
+    def _unread_in(self, named: Mapping[int, list[Interval]]) -> list[dict[int, int]]:
+        """Of each layer, how many of the positions that a step names were not read, by request."""
+        touches = [touch for request in named for touch in self._touches(request)]
+        alike: dict[tuple[int, ...], dict[int, int]] = {}
+        found = []
+        for column in self._layers:
+            # Layers in which the same reads were seen have the same ones left.
+            key = (self._windows.get(column, 0), *(touch.columns >> column & 1 for touch in touches))
+            if key not in alike:
+                alike[key] = {row: length(self._unread(row, column, of)) for row, of in named.items()}
+            found.append(alike[key])
+        return found
 
     def _unread(self, request: int, column: int, parts: list[Interval]) -> list[Interval]:
         """Of positions that are named: what was not read of them, without what is out of a window."""
         missing = subtract(parts, self._read_of(request, column))
         return subtract(missing, out_of_window(self._slots, request, column, self._windows))
 
+    def _touches(self, request: int) -> list[Touch]:
+        return [one for one in self._slots.reads.get(request, ()) if not one.late_for]
+
     def _read_of(self, request: int, column: int) -> list[Interval]:
         """Positions of a request that were read in a layer, at whatever time."""
-        touches = [one for one in self._slots.reads.get(request, ()) if not one.late_for]
-        alike = tuple(touch.columns >> column & 1 for touch in touches)
-        known = self._read.get((request, alike))
-        if known is None:
-            known = self._read[request, alike] = covered(in_layer(touches, column))
-        return known
+        return covered(in_layer(self._touches(request), column))
 
     def _empty(self, at: At) -> bool:
         """Whether the call opened files and wrote next to nothing."""
@@ -263,8 +273,7 @@ class WorkerCalls:
             return Blind.SLOTS_UNKNOWN
         if self._lag > 1:  # of the steps behind a watched one only the next is known to be watched as well
             return Blind.COPIES_LATER
-        last_step = int(self.watched.ran.began_steps.max(initial=0))
-        to_come = self._lag > 0 and step >= last_step
+        to_come = self._lag > 0 and step >= self._last_step
         # Work in the background may still have been to come: it is taken up in order.
         behind = self._slots.last_background_t and self._slots.last_background_step < step
         return Blind.TRACE_CUT if to_come or (behind and at[0] >= self._latest_read) else Blind.NO

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import islice
 
 import numpy as np
 
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.steps import Array
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag
 
 WHOLE = -1
 """The column of what a call did without a layer to its name."""
 _NO_LAYER = -2
+_MOST = 1 << 40
+"""A corrupt record can name any number: bounded, so that sums stay sums."""
 _SAVING = frozenset(hook.code for hook in hooks.SAVING)
 
 
@@ -71,22 +74,12 @@ def _measured(scan: SpoolScan, worker: Worker) -> MeasuredCells:
         counts &= own
     of_layer = {name: column for column, name in enumerate(worker.kv_layers)}
     idents, at = np.unique(effect.layer, return_inverse=True)
-    column = np.array([_column(scan.names.get(ident, ""), of_layer) for ident in idents.tolist()], np.int64)[
-        at
-    ]
+    columns = [_column(scan.names.get(ident, ""), of_layer) for ident in idents.tolist()]
+    column = np.array(columns, np.int64)[at]
     counts &= column > _NO_LAYER
     order = np.lexsort((column[counts], effect.step[counts]))
-    cells: dict[int, dict[int, Cell]] = defaultdict(dict)
-    alike: dict[tuple[int, bool, int, int], Cell] = {}  # most are, and are kept once
-    ordered = zip(column[counts][order].tolist(), rows.one_by_one(table[counts][order]), strict=True)
-    of_cells = ((here, rows.Effect._make(words)) for here, words in ordered)
-    for (step, here), group in groupby(of_cells, lambda one: (one[1].step, one[0])):
-        cell = _cell([one for _, one in group])
-        if not cell.targets:
-            cell = alike.setdefault((cell.slots, cell.unsure, cell.bytes, cell.files), cell)
-        cells[step][here] = cell
     return MeasuredCells(
-        steps=dict(cells),
+        steps=_cells(rows.columns(rows.Effect, table[counts][order]), column[counts][order]),
         most=int(effect.slots[stores & saving].max(initial=0)),
         elsewhere=bool((effect.slots[stores & ~saving] > 0).any()),
     )
@@ -96,17 +89,26 @@ def _column(name: str, of_layer: Mapping[str, int]) -> int:
     return of_layer.get(name, _NO_LAYER) if name else WHOLE
 
 
-def _cell(effects: Sequence[rows.Effect]) -> Cell:
-    read = [effect.slots for effect in effects if effect.slots >= 0]
-    wrote = [effect for effect in effects if effect.target and effect.files > 0]
-    targets: dict[int, int] = {}
-    for effect in wrote:
-        targets[effect.target] = max(effect.t, targets.get(effect.target, effect.t))
-    return Cell(
-        slots=sum(read) if read else -1,
-        unsure=len(read) < len(effects),
-        bytes=sum(max(0, effect.bytes) for effect in effects),
-        files=sum(max(0, effect.files) for effect in effects),
-        targets=targets,
-        replaced=any(rows.flags(effect.head) & Flag.REPLACED for effect in wrote),
-    )
+def _cells(effect: rows.Effect, column: Array) -> dict[int, dict[int, Cell]]:
+    """Of records that are in the order of their steps and columns."""
+    cells: dict[int, dict[int, Cell]] = defaultdict(dict)
+    starts = np.flatnonzero(np.diff(effect.step, prepend=-1) | np.diff(column, prepend=_NO_LAYER))
+    known, wrote = effect.slots >= 0, (effect.target != 0) & (effect.files > 0)
+    replaced = wrote & (rows.flags(effect.head) & Flag.REPLACED != 0)
+    sums = [
+        np.add.reduceat(np.clip(of, 0, _MOST), starts).tolist() if len(starts) else []
+        for of in (effect.slots, effect.bytes, effect.files, known, ~known, wrote, replaced)
+    ]
+    targets = zip(effect.target[wrote].tolist(), effect.t[wrote].tolist(), strict=True)
+    alike: dict[tuple[int, bool, int, int], Cell] = {}  # most are, and are kept once
+    for step, here, slots, size, files, some, unsure, number, again in zip(
+        effect.step[starts].tolist(), column[starts].tolist(), *sums, strict=True
+    ):
+        latest: dict[int, int] = {}
+        for target, t in islice(targets, number):
+            latest[target] = max(t, latest.get(target, t))
+        cell = Cell(slots if some else -1, unsure > 0, size, files, latest, again > 0)
+        if not latest:
+            cell = alike.setdefault((cell.slots, cell.unsure, cell.bytes, cell.files), cell)
+        cells[step][here] = cell
+    return cells

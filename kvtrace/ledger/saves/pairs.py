@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import dataclasses
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -206,20 +207,21 @@ def _calls(engine: Engine, stores: Stores, evidence: SaveEvidence) -> tuple[list
         watched = evidence.watched[worker.key]
         gathering.append(WorkerCalls(watched, stores, reached, engine.block_size, windows_of(engine, worker)))
     calls = [one.gathered(evidence.swallowed) for one in gathering]
-    files, trust = ({}, Trust()) if _replicated(engine) else overwritten(gathering, calls)
+    replicated = _replicated(engine)
+    files, trust = ({}, Trust()) if replicated else overwritten(gathering, calls)
     whole = {
         (row, one.watched.worker.kv_layers[column])
         for one, of_worker in zip(gathering, calls, strict=True)
-        for (row, column), call in of_worker.items()
-        if _replicated(engine) and call.complete
+        for (row, column), call in (of_worker.items() if replicated else ())
+        if call.complete
     }
     for index, (one, of_worker) in enumerate(zip(gathering, calls, strict=True)):
         for at, call in of_worker.items():
             replica = (at[0], one.watched.worker.kv_layers[at[1]]) in whole
             file = files.get((index, at), SaveEnd.SAVED)
             if replica or file != SaveEnd.SAVED:
-                of_worker[at] = replace(call, by_replica=replica, overwritten=file)
-            trust += of_worker[at].trust
+                of_worker[at] = dataclasses.replace(call, by_replica=replica, overwritten=file)
+        trust = sum((call.trust * n for call, n in Counter(of_worker.values()).items()), trust)
     return calls, trust
 
 

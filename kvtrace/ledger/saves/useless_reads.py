@@ -61,8 +61,12 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
     columns = len(watched.worker.kv_layers) if one_kind else 0
     layers = [_Layer(slots, begun, column, size) for column in range(columns)]
     doubt = any(layer.without_first(computing[step]) for layer in layers[:1] for step in settled)
+    read_in: dict[int, list[int]] = defaultdict(list)
+    for step, at in slots.amounts:
+        if step in computing:
+            read_in[at].append(step)
     for column, layer in enumerate(layers):
-        read = [step for step, at in slots.amounts if at == column and step in computing]
+        read = read_in[column]
         again = {step: slots.amount(step, column).repeated for step in settled.intersection(read)}
         useless = {
             step for step in read if _useless(slots, requests, step, column) + again.get(step, 0) >= size
@@ -105,7 +109,8 @@ def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: i
     """Slots that were read in a step in a layer and can be of no use, whatever else was read; without those
     that the step had read already."""
     amount, over, mine = slots.amount(step, column), 0, 0
-    for row in slots.read_in.get(step, frozenset()):
+    here = slots.read_in.get(step, frozenset())
+    for row in here if any(0 < requests[row].last_step < step for row in here) else ():
         touches = in_layer(slots.reads[row], column)
         now = covered(one for one in touches if one.step == step)
         if 0 < requests[row].last_step < step:

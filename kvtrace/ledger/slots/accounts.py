@@ -13,10 +13,10 @@ Nothing is concluded from silence: a store in memory, in another process, or wri
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import groupby
+from itertools import groupby, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -53,8 +53,7 @@ class Account(IntEnum):
     """It can't be told, of a connector that did put bytes somewhere: some of it may be among them."""
 
 
-_KEPT = (Account.WRITTEN, Account.SENT)
-_OPEN = Account.OPEN, ""
+_ALONE = {account: (account, "") for account in Account}
 _Found = dict[int, tuple[Account, str]]
 """Call -> what became of what it read, and the peer."""
 
@@ -94,7 +93,7 @@ def accounts(trace: TracedSpool, rest: RestFile) -> Accounts:
     reads = set(rows.detail(slots.head[rows.flags(slots.head) & Flag.STORE != 0]).tolist()) & {*indexes}
     found = [_of_connector(trace, files, index, alone=(reads or {*indexes}) == {index}) for index in indexes]
     totals = tuple(total for _, total in found)
-    put = {total.connector for total in totals if any(total.places.values())}
+    put = {total.connector for total in totals if total.went}
     return Accounts(
         {call: one for of_calls, _ in found for call, one in of_calls.items()},
         totals,
@@ -112,7 +111,8 @@ class _StoreFile:
     __slots__ = ("before", "came", "database", "emptied", "end", "names", "removed", "replaced", "size")
 
     def __init__(self, name: str, before: int) -> None:
-        self.names, self.before = {name}, before
+        self.names: tuple[str, ...] = (name,)
+        self.before = before
         self.size = self.end = self.came = 0
         self.emptied = False
         """It is there, and holds nothing any more."""
@@ -155,11 +155,11 @@ class _Write(NamedTuple):
 
 class _Files:
     """Follows names in the order of time. Attributes:
-    writes: (row of the OUTSIDE table) -> what it wrote to a file.
+    writes: by the row of the OUTSIDE table what it wrote to a file, None where it did not.
     """
 
     def __init__(self, trace: TracedSpool, rest: RestFile) -> None:
-        self.writes: dict[int, _Write] = {}
+        self.writes: list[_Write | None] = [None] * len(trace.outside)
         self._now: dict[str, _StoreFile] = {}
         order = np.argsort(trace.outside[:, 1], kind="stable")
         for at, words in zip(order.tolist(), rows.one_by_one(trace.outside[order]), strict=True):
@@ -172,7 +172,7 @@ class _Files:
                 file.came += max(0, row.bytes)
                 self.writes[at] = _Write(file, row.bytes)
         resting = {one.path: one for one in rest.files}
-        for file in {id(write.file): write.file for write in self.writes.values()}.values():
+        for file in {id(write.file): write.file for write in self.writes if write}.values():
             found = [resting[name] for name in file.names if name in resting]
             sizes = [one.size or 0 for one in found if one.exists is not None]
             file.end = max(sizes, default=0) if sizes else file.size
@@ -193,15 +193,15 @@ class _Files:
         if file is None:
             return
         if gone:
-            file.names.discard(old)
+            file.names = tuple(name for name in file.names if name != old)
         if new:
             before = self._now.get(new)
             if before is not None and before is not file:
                 before.replaced = True
             self._now[new] = file
-            file.names.add(new)
+            file.names = tuple(dict.fromkeys((*file.names, new)))
         elif not file.names:
-            file.names.add(old)
+            file.names = (old,)
             file.removed = True
 
 
@@ -262,80 +262,108 @@ def _accounts_for(written: float, read: float) -> bool:
 
 def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) -> tuple[_Found, OutsideBytes]:
     """``alone``: no other one reads KV to store: what was done for no known connector is this one's."""
-    groups: dict[int, _Group] = defaultdict(_Group)
-    steps: dict[int, int] = {}
-    _read(trace, index, groups, steps)
-    places = _outside(trace, files, {index, 0} if alone else {index}, groups, steps)
-    found: _Found = {}
-    every = list(groups.values())
+    found, every, last = _Settled(), _Group(), _Group()
     of_steps: dict[int, _Group] = defaultdict(_Group)
-    for call, group in _settle(groups.items(), found):
-        of_steps[steps.get(call, 0)].add(group)
-    last = _Group()
-    for _, group in _settle(of_steps.items(), found):
-        last.add(group)
-    _settle([(0, last)], found)
+    for step, group in _of_calls(trace, files, index, [index, 0] if alone else [index]):
+        every.add(group)
+        if not found.settle(group):
+            of_steps[step].add(group)
+    for group in of_steps.values():
+        if not found.settle(group):
+            last.add(group)
     if last.read and _never_a_byte(every):
-        _close(last, Account.EMPTY, found)
-    told = not any(one.unknown or one.sent.total() for one in every)
-    writes = [write for one in every for write in one.writes]
-    own = {id(write.file): write.file for write in writes}
+        found.close(last, Account.EMPTY)
+    else:
+        found.settle(last)
+    told = not (every.unknown or every.sent.total())
+    own = {id(write.file): write.file for write in every.writes}
     held = sum(file.held for file in own.values())
-    if _moved(groups, found, held):
-        found = {call: one for call, one in found.items() if one[0] != Account.LOST_LATER}
+    moved = _moved(found.read[Account.LOST_LATER], every.read - held)
     total = OutsideBytes(
         trace.spool,
         index,
-        round(sum(one.read for one in every)),
+        round(every.read),
         sum(file.grew for file in own.values()) if told else None,
         held if told else None,
-        round(sum(one.read for call, one in groups.items() if found.get(call, _OPEN)[0] == Account.WRITTEN)),
+        round(found.read[Account.WRITTEN]),
         round(sum(trace.slot_bytes.values())),
-        places,
+        every.written + sum(max(0, amount) for amount in every.sent.values()),
         len(own),
         sum(file.lost for file in own.values()),
-        sum(max(0, write.amount) for write in writes),
-        sum(max(0, write.amount) for write in writes if write.file.lost),
+        every.written,
+        sum(max(0, write.amount) for write in every.writes if write.file.lost),
     )
-    return found, total
+    kept = found.of_call.items()
+    return {call: one for call, one in kept if not (moved and one[0] == Account.LOST_LATER)}, total
 
 
-def _settle(groups: Iterable[tuple[int, _Group]], found: _Found) -> list[tuple[int, _Group]]:
-    """The groups that stay open; what became of the others is found."""
-    left = []
-    for key, group in groups:
-        account = group.account()
-        if account == Account.OPEN:
-            left.append((key, group))
-        else:
-            _close(group, account, found)
-    return left
+class _Settled:
+    """What is known of calls, and how much those had read of which it is the same."""
+
+    def __init__(self) -> None:
+        self.of_call: _Found = {}
+        self.read: dict[Account, float] = defaultdict(float)
+
+    def settle(self, group: _Group) -> bool:
+        """Whether it is known what became of a group."""
+        if (account := group.account()) != Account.OPEN:
+            self.close(group, account)
+        return account != Account.OPEN
+
+    def close(self, group: _Group, account: Account) -> None:
+        told = (account, group.peer) if account == Account.SENT else _ALONE[account]
+        self.of_call.update(dict.fromkeys(group.calls, told))
+        self.read[account] += group.read
 
 
-def _moved(groups: Mapping[int, _Group], found: _Found, held: int) -> bool:
+def _moved(lost: float, lack: float) -> bool:
     """Whether more counts as lost than files can lack: it lies in other ones now, as after a compaction."""
-    lost = sum(groups[call].read for call, (account, _) in found.items() if account == Account.LOST_LATER)
-    return lost * _LEAST > max(0.0, sum(one.read for one in groups.values()) - held)
+    return lost * _LEAST > max(0.0, lack)
 
 
-def _close(group: _Group, account: Account, found: _Found) -> None:
-    found.update(dict.fromkeys(group.calls, (account, group.peer if account == Account.SENT else "")))
-
-
-def _never_a_byte(groups: Sequence[_Group]) -> bool:
+def _never_a_byte(every: _Group) -> bool:
     """Whether several files were opened, none of them ever held anything, and nothing went elsewhere."""
-    files = {id(one.file): one.file for group in groups for one in group.writes}
+    files = {id(one.file): one.file for one in every.writes}
     nothing = not any(file.size or file.end for file in files.values())
-    elsewhere = any(group.sent.total() or group.unknown or group.refused for group in groups)
-    return len(files) > 1 and nothing and not elsewhere
+    return len(files) > 1 and nothing and not (every.sent.total() or every.unknown or every.refused)
 
 
-def _read(trace: TracedSpool, index: int, groups: dict[int, _Group], steps: dict[int, int]) -> None:
-    own = trace.slots[rows.detail(trace.slots[:, 0]) == index]
-    touched = rows.columns(rows.SlotsTouched, own)
+def _of_calls(
+    trace: TracedSpool, files: _Files, index: int, indexes: Sequence[int]
+) -> Iterator[tuple[int, _Group]]:
+    """(step, what was read, written and sent) of each call, one by one: they are many."""
+    slots = trace.slots[rows.detail(trace.slots[:, 0]) == index]
+    touched = rows.columns(rows.SlotsTouched, slots)
     order = np.lexsort((touched.layer, touched.call))
-    records = map(rows.SlotsTouched._make, rows.one_by_one(own[order]))
-    for (call, layer), same in groupby(records, key=lambda row: (row.call, row.layer)):
+    wrote = rows.columns(rows.Outside, trace.outside)
+    at = np.flatnonzero(np.isin(rows.detail(wrote.head), indexes) & (rows.code(wrote.head) != Way.NAME))
+    at = at[np.argsort(wrote.call[at], kind="stable")]
+    calls = np.union1d(touched.call, wrote.call[at])
+    numbers = (
+        np.diff(np.searchsorted(of, calls, "right"), prepend=0).tolist()
+        for of in (touched.call[order], wrote.call[at])
+    )
+    reads = map(rows.SlotsTouched._make, rows.one_by_one(slots[order]))
+    writes = zip(at.tolist(), map(rows.Outside._make, rows.one_by_one(trace.outside[at])), strict=True)
+    for of_reads, of_writes in zip(*numbers, strict=True):
+        group = _Group()
+        step = _read(trace, group, islice(reads, of_reads))
+        for row, one in islice(writes, of_writes):
+            step = one.step if step is None else step
+            if (write := files.writes[row]) is None:
+                group.sent[trace.names.get(one.target, "")] += one.bytes
+                group.refused += one.errors
+            else:
+                group.writes.append(write)
+                group.unknown |= write.amount < 0
+        if step is not None:
+            yield step, group
+
+
+def _read(trace: TracedSpool, group: _Group, touched: Iterable[rows.SlotsTouched]) -> int | None:
+    """Add what a call read; its step, None where it read nothing to store."""
+    step = None
+    for layer, same in groupby(touched, key=lambda row: row.layer):
         read: list[Interval] = []
         filled: list[Interval] = []
         for row in same:
@@ -343,9 +371,7 @@ def _read(trace: TracedSpool, index: int, groups: dict[int, _Group], steps: dict
             if marks & Flag.LOAD and (rows.code(row.head) in _LOADING or not marks & Flag.STORE):
                 filled += parse(trace.names.get(row.slot_set, "")).full
             elif marks & Flag.STORE:
-                steps[call] = row.step
-                group = groups[call]
-                group.calls = [call]
+                step, group.calls = row.step, [row.call]
                 if not row.slot_set or marks & Flag.SHARED:
                     group.unknown = True
                 else:
@@ -355,27 +381,6 @@ def _read(trace: TracedSpool, index: int, groups: dict[int, _Group], steps: dict
         if read:
             size = trace.slot_bytes.get(trace.names.get(layer, ""), 0.0)
             # What a call fills as well it read for a load: as the shape of what is to come.
-            groups[call].read += length(subtract(union(read), union(filled))) * size
-            groups[call].unknown |= not size
-
-
-def _outside(
-    trace: TracedSpool, files: _Files, indexes: set[int], groups: dict[int, _Group], steps: dict[int, int]
-) -> dict[str, int]:
-    places: dict[str, int] = defaultdict(int)
-    for at, words in enumerate(rows.one_by_one(trace.outside)):
-        row = rows.Outside._make(words)
-        if rows.detail(row.head) not in indexes or rows.code(row.head) == Way.NAME:
-            continue
-        group, name = groups[row.call], trace.names.get(row.target, "")
-        steps.setdefault(row.call, row.step)
-        if rows.code(row.head) == Way.SOCKET:
-            group.sent[name] += row.bytes
-            group.refused += row.errors
-        else:
-            write = files.writes[at]
-            group.writes.append(write)
-            group.unknown |= write.amount < 0
-            name = min(write.file.names, default=name)
-        places[name] += max(0, row.bytes)
-    return dict(places)
+            group.read += length(subtract(union(read), union(filled))) * size
+            group.unknown |= not size
+    return step

@@ -189,9 +189,7 @@ class _Resolver:
         outer = self._is_outer(record)
         whole = self._set(record.slot_set).full
         how = How(
-            background,
-            code == hooks.SAVE_LAYER.code,
-            (background or code in _LOADING) and not one.used,
+            background, code == hooks.SAVE_LAYER.code, (background or code in _LOADING) and not one.used
         )
         owned = self._owners.of(whole, self._group[layers], one.after, how) if read else NOBODYS
         if read and outer:
