@@ -35,7 +35,9 @@ import score as scoring  # noqa: E402
 from kvgen.plan import draw  # noqa: E402
 
 from kvtrace.causes.registry import ORDER  # noqa: E402
+from kvtrace.causes.rules.key_mismatch import _finding as key_mismatch  # noqa: E402
 from kvtrace.ledger.run import RunError  # noqa: E402
+from kvtrace.ledger.saves.positions import _not_saved as not_saved  # noqa: E402
 from kvtrace.report.build import build_report  # noqa: E402
 
 
@@ -79,6 +81,14 @@ def _proved_alone(token: Any, grade: Any) -> Any:
     return type(grade).PROVED if token.proved else grade
 
 
+def _never_back(token: Any) -> Any:
+    return not_saved(token._replace(proved=False))
+
+
+def _always_fault(*given: Any, **more: Any) -> Any:
+    return key_mismatch(*given, **{**more, "declines": False})
+
+
 def _no_files(*_: Any, **__: Any) -> tuple[dict[Any, Any], Any]:
     return {}, import_module("kvtrace.ledger.run").Trust()
 
@@ -112,6 +122,7 @@ RULES: tuple[Rule, ...] = (
             ("saves: the null block first", "saves.useless_reads:_Layer.begins_with_null", _false),
             ("saves: no first block", "saves.useless_reads:_Layer.without_first", _false),
             ("saves: other slots than named", "saves.calls:read_elsewhere", _false),
+            ("saves: other slots, and it came back equal", "saves.positions:_not_saved", _never_back),
             ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),
             ("saves: copies that come later", "saves.calls:WorkerCalls._lag", 0),
             ("saves: steps behind that were seen", "saves.watched:Watched.last_blind", 1 << 62),
@@ -142,6 +153,7 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
+    Rule("causes: keys beside hits", "kvtrace.causes.rules.key_mismatch:_finding", _always_fault),
     *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),
 )
 

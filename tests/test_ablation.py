@@ -13,6 +13,10 @@ import pytest
 import score as scoring
 from ablation import RULES, Answer, Rule, kept_runs, row, table
 
+from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
+from kvtrace.ledger.saves import positions
+from kvtrace.terms import SAVED, Grade
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -25,6 +29,14 @@ def test_each_rule_stands_where_the_table_says(rule: Rule) -> None:
             assert "entries" in owner.__dataclass_fields__
             return
         found = getattr(found, part)
+
+
+def test_without_its_rule_what_came_back_was_of_other_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = positions.Token(stores=(positions.StoreResult(SaveEnd.MISPLACED, Grade.READ),), proved=True)
+    assert positions.decide(token).name == SAVED
+    monkeypatch.setattr(positions, "_not_saved", positions._not_saved)  # put back in the end
+    next(one for one in RULES if one.off is ablation._never_back).switch_off()
+    assert positions.decide(token).name == NOT_SAVED
 
 
 def test_a_rule_is_worth_what_changes_without_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ablation
 import pytest
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim
 
@@ -11,6 +12,7 @@ from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.cause import LOADS
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.registry import CATALOGUE
+from kvtrace.causes.rules import key_mismatch
 from kvtrace.ledger import read_run
 from kvtrace.terms import LIMIT, NOTE
 from kvtrace.trace import hooks
@@ -109,6 +111,13 @@ def test_a_miss_beside_hits_may_be_a_choice(tmp_path: Path, found: int, prompt: 
     (finding,) = [one for one in analyse(sim).findings if one.id == "key-mismatch"]
     assert finding.severity == severity
     assert ("does it decline some" in finding.title) == (severity == "limit")
+
+
+def test_scripts_ablation_makes_a_fault_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [161, 161, 150, 150], [160, 0, 128, 128], [0, 160, 0, 0])
+    monkeypatch.setattr(key_mismatch, "_finding", ablation._always_fault)
+    assert the(analyse(sim), "key-mismatch").severity == "fault"
 
 
 def test_a_connector_whose_lookup_is_a_constant_only_pushes(tmp_path: Path) -> None:
