@@ -70,10 +70,6 @@ class Storing(KVConnectorBase_V1):
         self.saved.append((layer_name, kv_layer, attn_metadata, kwargs))
 
 
-class Slotted(KVConnectorBase_V1):
-    __slots__ = ("extra",)
-
-
 class Shadowing(KVConnectorBase_V1):
     """Replaces its own hook on the instance, as wrappers around other connectors do."""
 

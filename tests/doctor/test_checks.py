@@ -144,10 +144,6 @@ def test_what_is_known_of_units_windows_and_keys_is_said() -> None:
     assert line.level is NOT_KNOWN and "shows with the command" in line.text
 
 
-def without(*names: str) -> dict[str, LookStep]:
-    return {name: LookStep("") for name in names}
-
-
 RAISED, HUNG = LookStep("raised", error="ValueError: no"), LookStep("hung", where="/mine/kv.py:7")
 DIED = LookStep("died", error="signal SIGSEGV")
 CASES: dict[Check, dict[str, tuple[DoctorFacts, Level, str]]] = {

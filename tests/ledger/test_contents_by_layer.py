@@ -78,10 +78,3 @@ def test_layers_that_compute_the_same_may_hold_the_same(tmp_path: Path) -> None:
     made = Cache(tmp_path, layers=LAYERS).computes("a", [5, 6, 7, 8])
     made.sim.of_layers("a", [[11, 12, 13, 13], [21, 22, 23, 23]])
     assert wrong(loads(made, [97, 98, 99], [[1, 2, 3, 3], [4, 5, 6, 6], [7, 8, 9, 9]], C)) == 0
-
-
-# --- which layer is the first one -------------------------------------------------------------------
-
-
-def layers_of_all(run: Run) -> set[str]:
-    return {layer for row in run.load_rows for _, layer in row.places.get(LoadEnd.WRONG, ())}

@@ -6,7 +6,6 @@ that is gone ends the pipe.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -166,9 +165,3 @@ class Tab:
             ):
                 found.append(said["request"]["url"])
         return found
-
-    def screenshot(self, path: Path, whole: bool = False) -> Path:
-        """A PNG of what is seen, or of the whole page."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
-        return path

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synth import HEALTHY, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
+from small_run import recorded
+from synth import HEALTHY, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
 
 from kvtrace import causes, ledger
 from kvtrace.errors import KvtraceError
@@ -23,7 +24,7 @@ from kvtrace.story.listing import listing
 from kvtrace.story.locate import run_directory, traced_directory
 from kvtrace.story.story import Story
 from kvtrace.story.tell import tell
-from kvtrace.trace.format import Fact, Flag
+from kvtrace.trace.format import Flag
 
 
 def page(story: Story, width: int = 100) -> str:
@@ -32,16 +33,7 @@ def page(story: Story, width: int = 100) -> str:
 
 @pytest.fixture
 def rounded(tmp_path: Path) -> Path:
-    """Two ranks, chunks of 512, units of 512: one prompt too short, one with a tail."""
-    sim = Sim(tmp_path, tp=2, batched=512)
-    sim.scheduler.fact(Fact.CLIENT_ID, {"client": "mine", "engine": "cmpl-7f3a-0"})
-    sim.serve(
-        [Prompt("cmpl-7f3a-0", 300, 11, output=4), Prompt("cmpl-7b00-0", 700, 12, output=1)],
-        Rounding(512).policy(),
-    )
-    sim.write()
-    run_json(tmp_path)
-    return tmp_path
+    return recorded(tmp_path)
 
 
 def test_the_order_is_that_of_the_request(rounded: Path) -> None:

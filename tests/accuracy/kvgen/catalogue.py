@@ -21,7 +21,6 @@ from kvgen.stores import RAISING, SERVER_KINDS
 HOOKS = ("layer", "buffer", "end")
 LOADS = ("sync", "layerwise", "threaded", "async")
 SYNC = ("sync", "layerwise", "threaded")
-ENTRIES = ("entries",)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 ALGORITHMS = ("sha256", "md5", "sha1", "blake2b")
 ENCODINGS = ("int32", "int64", "text", "json")
 FORMATS = ("hex", "hex16", "decimal", "base64")
-CHAINS = ("chain", "prefix", "vllm")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgen.catalogue import BY_NAME, FAULTS, HOOKS, Fault
@@ -654,7 +654,3 @@ def _enough_blocks(plan: Plan) -> int:
         longest = max(len(p) + r.max_tokens for r in plan.rounds for p in r.prompts) // plan.block + 3
         return max(longest, most * 3 // 5) + 1
     return max(plan.blocks, most + 16)
-
-
-def option_names() -> list[str]:
-    return [field.name for field in fields(Plan)]

@@ -44,9 +44,7 @@ STEP_NOISE = {
     "budget": ("int", "scheduler_output.total_num_scheduled_tokens"),
     "version": ("int", "3"),
 }
-WHAT = ("key", "tokens", "index")
 WHERE = ("blocks", "slot-tensor", "slot-list", "block-interval", "token-interval", "range")
-COVERS = ("unit", "span", "whole")
 
 
 @dataclass(frozen=True)
