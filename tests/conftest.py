@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from scenario_runs import Runs
 
+import side_by_side
 import tiny_model as tiny
 from vllm_env import CACHE
 from vllm_env import vllm_env as make_vllm_env
@@ -69,6 +70,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Runs:
     from scenario_runs import Runs
 
     return Runs(out=tmp_path_factory.mktemp("scenarios"), model=tiny_model)
+
+
+@pytest.fixture(scope="session")
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> Mapping[side_by_side.Script, side_by_side.Ran]:
+    """By the function that runs it; a module names its own in ``SCRIPTS``."""
+    modules = reversed(dict.fromkeys(getattr(item, "module", None) for item in request.session.items))
+    # the last module first: its own take longest
+    scripts = [script for module in modules for script in getattr(module, "SCRIPTS", ())]
+    return side_by_side.run_all(
+        scripts, tiny_model, lambda name: tmp_path_factory.mktemp(name, numbered=False)
+    )
 
 
 @pytest.fixture

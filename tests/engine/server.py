@@ -13,7 +13,6 @@ from typing import Any
 from vllm_server import VllmServer, free_port
 
 WRAPPER = Path(__file__).parent / "vua_vllm.py"
-KVTRACE = [sys.executable, "-m", "kvtrace"]
 START_SECONDS = 300
 
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from side_by_side import Done, Place, Ran, Script
 
 from kvtrace.report.load import read_report
-
-from .conftest import Done, Place, Ran, Script
 
 pytestmark = pytest.mark.engine
 OFFLINE = Path(__file__).parent / "offline.py"

@@ -12,9 +12,8 @@ from typing import Any
 
 import probes
 import pytest
+from side_by_side import KVTRACE
 from vllm_env import vllm_env as make_vllm_env
-
-from .server import KVTRACE
 
 pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from side_by_side import Done, Place, Ran, Script
 
 from kvtrace.verify import models
-
-from .conftest import Done, Place, Ran, Script
 
 pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).with_name("asked_twice.py")

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from side_by_side import KVTRACE
 
 from kvtrace.merge.build import merge
 from kvtrace.merge.merged import Joined
-
-from .server import KVTRACE
 
 pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).with_name("prefill_decode.py")

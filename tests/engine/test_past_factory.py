@@ -10,11 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from side_by_side import Done, Place, Ran, Script
 
 from kvtrace.agent.hooks import held
 from kvtrace.trace import hooks
-
-from .conftest import Done, Place, Ran, Script
 
 pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).with_name("past_factory.py")

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from side_by_side import KVTRACE, Done, Place, Ran, Script
 
 from kvtrace.trace.reader import Spool, spool_paths
-
-from .conftest import Done, Place, Ran, Script
-from .server import KVTRACE
 
 pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).with_name("secretive.py")

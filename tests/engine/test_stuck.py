@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from side_by_side import KVTRACE
 
 from kvtrace.ledger.stuck_file import StuckProcess, read_stuck_file, standing
 from kvtrace.report.load import read_report
 
 from .hanging_ways import HOOKS, WAYS
-from .server import KVTRACE
 
 pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).with_name("hanging.py")

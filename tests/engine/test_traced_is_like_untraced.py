@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from side_by_side import KVTRACE, Done, Place, Ran, Script
 
 from kvtrace.report.load import read_report
 from kvtrace.trace.reader import Spool, spool_paths
 
-from .conftest import Done, Place, Ran, Script
-from .server import KVTRACE, Server
+from .server import Server
 
 pytestmark = pytest.mark.engine
 OFFLINE = Path(__file__).parent / "offline.py"

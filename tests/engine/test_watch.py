@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from side_by_side import Done, Place, Ran, Script
 
 from kvtrace.trace import rows
 from kvtrace.trace.format import Fact, Flag, Kind
 from kvtrace.trace.reader import Spool, spool_paths
-
-from .conftest import Done, Place, Ran, Script
 
 pytestmark = pytest.mark.engine
 BLOCK = 32

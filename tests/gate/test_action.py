@@ -8,11 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from side_by_side import Done, Place, Ran, Script
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
@@ -25,17 +27,20 @@ class ChunkStore(ChunkStore):
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+def made(folder: Path) -> Path:
     """A connector's repository: the connector, and the smoke test of the docs."""
-    folder = tmp_path / "project"
     (folder / "tests").mkdir(parents=True)
     shutil.copy(ROOT / "scenarios" / "connectors" / "chunk_store.py", folder)
     shutil.copy(ROOT / "docs" / "ci" / "smoke.py", folder / "tests" / "smoke.py")
     return folder
 
 
-def step(name: str, project: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return made(tmp_path / "project")
+
+
+def step(name: str, project: Path, **inputs: str) -> Done:
     """Runs the step ``name`` of the action with these inputs, the others at their defaults."""
     given = {key: str(one.get("default", "")) for key, one in ACTION["inputs"].items()} | inputs
     known = {
@@ -80,20 +85,17 @@ def test_the_key_of_the_cache_is_made_of_what_is_pinned(project: Path) -> None:
     assert re.fullmatch(r"hash=[0-9a-f]{16}\n", (project / "output").read_text())
 
 
-@pytest.mark.engine
-def test_the_action_fails_only_a_run_that_lost_a_layer(project: Path) -> None:
+def changed(place: Place) -> Done:
+    """A healthy run, then one of a connector that was changed since, against the first one's baseline."""
+    project = made(place.folder / "project")
     good = step("gate", project, command=smoke("ChunkStore", "chunk_store"), install="", out="good")
     assert good.returncode == 0, good.stdout[-3000:] + good.stderr[-3000:]
-    outputs = dict(line.split("=", 1) for line in (project / "output").read_text().splitlines())
-    report = json.loads((project / outputs["report"]).read_text())
-    assert report["schema"] == "kvtrace.report/2" and (project / outputs["sarif"]).is_file()
-    assert (project / "good" / "junit.xml").is_file()
-
+    (project / "output").rename(project / "good" / "output")
     baseline = project / "tests" / "kvtrace-baseline.json"
     shutil.copy(project / "good" / "kvtrace-baseline.json", baseline)  # as docs/ci.md says
     with (project / "chunk_store.py").open("a", encoding="utf-8") as source:  # the change of a pull request
         source.write(LOSES_A_LAYER)
-    bad = step(
+    return step(
         "gate",
         project,
         command=smoke("ChunkStore", "chunk_store"),
@@ -102,6 +104,18 @@ def test_the_action_fails_only_a_run_that_lost_a_layer(project: Path) -> None:
         args="--min-saved-tokens=0.95\n",
         out="bad",
     )
+
+
+SCRIPTS = (changed,)
+
+
+@pytest.mark.engine
+def test_the_action_fails_only_a_run_that_lost_a_layer(ran: Mapping[Script, Ran]) -> None:
+    bad, project = ran[changed].done, ran[changed].place.folder / "project"
+    outputs = dict(line.split("=", 1) for line in (project / "good" / "output").read_text().splitlines())
+    report = json.loads((project / outputs["report"]).read_text())
+    assert report["schema"] == "kvtrace.report/2" and (project / outputs["sarif"]).is_file()
+    assert (project / "good" / "junit.xml").is_file()
     assert bad.returncode == 1, bad.stdout[-3000:] + bad.stderr[-3000:]
     assert "::error" in bad.stdout and "saved" in bad.stdout
     assert (project / "summary.md").read_text().strip()

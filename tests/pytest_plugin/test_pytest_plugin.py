@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from side_by_side import Done, Place, Ran, Script
+from vllm_env import vllm_env
 
 pytest_plugins = ["pytester"]
 
@@ -312,37 +315,39 @@ def documented_files() -> dict[str, str]:
     return dict(re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", text, re.S))
 
 
+# each prompt below a block: rounded to nothing
+ONE_BY_ONE = """
+from vllm import SamplingParams
+from test_my_connector import llm
+
+def test_short_prompts(trace, llm):
+    for n in (20, 21, 22, 23):
+        prompt = {"prompt_token_ids": [n + i for i in range(n)]}
+        llm.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True), use_tqdm=False)
+    assert trace.coverage("save_kv_layer") == 1
+    trace.assert_no_findings(severity="limit")
+"""
+
+
+def documented(place: Place) -> Done:
+    for name, text in {**documented_files(), "test_one_by_one.py": ONE_BY_ONE}.items():
+        (place.folder / name).write_text(text, encoding="utf-8")
+    env = {name: value for name, value in vllm_env().items() if name not in ("CI", "BUILD_NUMBER")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest"],
+        cwd=place.folder, env=env | {"MODEL": str(place.model)},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+SCRIPTS = (documented,)
+
+
 @pytest.mark.engine
-def test_the_documented_example_on_a_real_engine(
-    pytester: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
-    vllm_env: dict[str, str],
-    tiny_model: Path,
-) -> None:
-    for name, value in vllm_env.items():
-        monkeypatch.setenv(name, value)
-    for name in ("CI", "BUILD_NUMBER", "KVTRACE_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MODEL", str(tiny_model))
-    files = documented_files()
-    assert set(files) == {"pyproject.toml", "test_my_connector.py"}
-    for name, text in files.items():
-        (pytester.path / name).write_text(text, encoding="utf-8")
-    (pytester.path / "test_one_by_one.py").write_text(
-        "from vllm import SamplingParams\n"
-        "from test_my_connector import llm\n\n"
-        "def test_short_prompts(trace, llm):\n"
-        "    # each below a block: rounded to nothing\n"
-        "    for n in (20, 21, 22, 23):\n"
-        "        prompt = {'prompt_token_ids': [n + i for i in range(n)]}\n"
-        "        llm.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True), use_tqdm=False)\n"
-        "    assert trace.coverage('save_kv_layer') == 1\n"
-        "    trace.assert_no_findings(severity='limit')\n",
-        encoding="utf-8",
-    )
-    result = pytester.runpytest_subprocess(timeout=300)
-    result.assert_outcomes(passed=1, failed=1)
-    text = result.stdout.str()
+def test_the_documented_example_on_a_real_engine(ran: Mapping[Script, Ran]) -> None:
+    assert set(documented_files()) == {"pyproject.toml", "test_my_connector.py"}
+    text = ran[documented].done.stdout
+    assert "1 failed, 1 passed" in text, text[-3000:]
     assert "1 finding that the test does not allow: below-save-granularity" in text
     section = text.split(" kvtrace -", 1)[1]
     assert "CHOICE  below-save-granularity" in section and "Remedy" in section

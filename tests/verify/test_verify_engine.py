@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
+from side_by_side import Place, Ran, Script
 
 from kvtrace.verify.answers import Answer, Result, VerifyError
 from kvtrace.verify.session import Options, Small, verify
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-from vllm_env import vllm_env  # noqa: E402
 
 pytestmark = pytest.mark.engine
 START = 600.0
 
 
-@pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """The quick suite: one server for all tests here."""
-    folder = tmp_path_factory.mktemp("verify")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in vllm_env().items():
-            patch.setenv(name, value)
-        config = f'{{"shared_storage_path": "{folder / "store"}"}}'
-        options = Options(
-            (), output=folder / "run", small=Small("ExampleConnector", config), start_timeout=START,
-            reference=False,
-        )  # fmt: skip
-        return verify(options)
+def quick_suite(place: Place) -> Result:
+    """One server for all tests here."""
+    small = Small("ExampleConnector", f'{{"shared_storage_path": "{place.store}"}}')
+    return verify(Options((), output=place.run, small=small, start_timeout=START, reference=False))
+
+
+def no_such_connector(place: Place) -> Result:
+    small = Small("NoSuchConnector", model=place.model)
+    return verify(Options((), output=place.run, small=small, start_timeout=START))
+
+
+SCRIPTS = (quick_suite, no_such_connector)
+
+
+@pytest.fixture
+def example(ran: Mapping[Script, Ran]) -> Result:
+    found: Result = ran[quick_suite].done
+    return found
 
 
 def answer(result: Result, ident: str) -> Answer:
@@ -63,12 +64,7 @@ def test_other_shapes_go_on_after_the_engine_was_started_anew(example: Result) -
     assert answer(example, "concurrent") is answer(example, "extended") is Answer.PROVED
 
 
-def test_the_engines_own_words_where_it_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in vllm_env().items():
-        monkeypatch.setenv(name, value)
-    options = Options((), output=tmp_path / "run", small=Small("NoSuchConnector"), start_timeout=START)
+def test_the_engines_own_words_where_it_does_not_start(ran: Mapping[Script, Ran]) -> None:
     with pytest.raises(VerifyError, match="NoSuchConnector"):
-        verify(options)
-    assert os.listdir(tmp_path / "run")
+        _ = ran[no_such_connector].done
+    assert os.listdir(ran[no_such_connector].place.run)

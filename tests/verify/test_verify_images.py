@@ -6,10 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from side_by_side import Place, Ran, Script
 
 from kvtrace.verify.answers import Answer, Verdict
 from kvtrace.verify.connector import command
@@ -22,7 +25,6 @@ from kvtrace.verify.workload import Streams, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-from tiny_models import make_tiny  # noqa: E402
 from vllm_env import CACHE, vllm_env  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -30,16 +32,15 @@ OTHER_IMAGE = next(one for one in PROPERTIES if one.id == "other-image")
 SOUND, BY_IDS, REFUSED = "sound", "by-ids", "refused"
 
 
-@pytest.fixture(scope="module")
-def what(tmp_path_factory: pytest.TempPathFactory) -> Observed:
+def asked(place: Place) -> Observed:
     """The property's workload, with sound keys and with faulty ones, and a prompt that is too long."""
-    folder = tmp_path_factory.mktemp("images")
-    model = make_tiny("idefics3", CACHE / "tiny-models" / "idefics3")
+    model = CACHE / "tiny-models" / "idefics3"  # made in a process of its own: torch stays out of this one
+    subprocess.run([sys.executable, ROOT / "scripts" / "tiny_models.py", "idefics3", model], check=True)
     environ = vllm_env()
     places = [str(ROOT / "scenarios" / "connectors"), str(Path(__file__).parent)]
     environ["PYTHONPATH"] = os.pathsep.join([*places, environ.get("PYTHONPATH", "")])
-    config = json.dumps({"path": str(folder / "store"), "unit": 32})
-    server = TracedServer(command("image_store:ImageStore", config, model, 640), environ, folder, 600.0)
+    config = json.dumps({"path": str(place.store), "unit": 32})
+    server = TracedServer(command("image_store:ImageStore", config, model, 640), environ, place.folder, 600.0)
     try:
         server.start()
         engine = server.look().engine
@@ -53,6 +54,15 @@ def what(tmp_path_factory: pytest.TempPathFactory) -> Observed:
         return observed(driver, server.look(), facts, Settings())
     finally:
         server.stop()
+
+
+SCRIPTS = (asked,)
+
+
+@pytest.fixture
+def what(ran: Mapping[Script, Ran]) -> Observed:
+    found: Observed = ran[asked].done
+    return found
 
 
 def judged(what: Observed, job: str) -> Verdict:

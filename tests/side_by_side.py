@@ -1,18 +1,20 @@
-"""Scripts that tests look at. Those of all tests of the session run at first use, two at a time: an engine in
-one process computes on one core."""
+"""Engines that tests look at when they have run. Those of all tests of the session run at first use, two at a
+time: an engine in one process computes on one core, and a server starts on one."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from vllm_env import vllm_env as make_vllm_env
+from vllm_env import vllm_env
 
-from .server import KVTRACE
+KVTRACE = [sys.executable, "-m", "kvtrace"]
 
 Done = subprocess.CompletedProcess[str]
 
@@ -36,7 +38,7 @@ class Place:
         before = [*KVTRACE, "run", *options, "-o", str(self.run), "--"] if traced else []
         return subprocess.run(
             [*before, *map(str, words)],
-            env=make_vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | env,
+            env=vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | env,
             capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
 
@@ -44,29 +46,24 @@ class Place:
 @dataclass(frozen=True)
 class Ran:
     place: Place
-    future: Future[Done]
+    future: Future[Any]
 
     @property
-    def done(self) -> Done:
+    def done(self) -> Any:
+        """What the script returned, or its exception."""
         return self.future.result()
 
 
-Script = Callable[[Place], Done]
+Script = Callable[[Place], Any]
 
 
-@pytest.fixture(scope="session")
-def ran(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
-) -> Mapping[Script, Ran]:
-    """By the function that runs it; a module names its own in ``SCRIPTS``."""
-    modules = dict.fromkeys(getattr(item, "module", None) for item in request.session.items)
-    scripts = [script for module in modules for script in getattr(module, "SCRIPTS", ())]
-    with ThreadPoolExecutor(2) as pool:
-        started = {}
+def run_all(scripts: Iterable[Script], model: Path, folder: Callable[[str], Path]) -> Mapping[Script, Ran]:
+    started = {}
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        for name, value in vllm_env().items():  # for what starts its engine in its own environment
+            patch.setenv(name, value)
         for number, script in enumerate(scripts):
             # paths of one length: a connector that pickles its configuration shows its store's
-            folder = tmp_path_factory.mktemp(f"script-{number:02}", numbered=False)
-            place = Place(folder, tiny_model)
+            place = Place(folder(f"script-{number:02}"), model)
             started[script] = Ran(place, pool.submit(script, place))
-        wait(one.future for one in started.values())
     return started
