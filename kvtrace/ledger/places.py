@@ -1,4 +1,4 @@
-"""Where the connectors' writes went, as people name it: directories, databases, shared memory, peers.
+"""Where the connectors' writes went, as people name it: directories (of shared memory too), databases, peers.
 
 From the OUTSIDE records of the workers, and what lay at those paths when the run was over.
 """
@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from kvtrace.ledger.rest_file import RestFile
+from kvtrace.ledger.rest_file import RestFile, RestingFile
 from kvtrace.ledger.run import Engine, Place
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import rows
 from kvtrace.trace.format import Way
 
-DIRECTORY, DATABASE, MEMORY, PEERS, CONFIGURED = (
-    "directory", "database", "shared memory", "peer", "configured",
-)  # fmt: skip
-_KIND = {Way.FILE: DIRECTORY, Way.SQLITE: DATABASE, Way.SHARED_MEMORY: MEMORY, Way.SOCKET: PEERS}
+DIRECTORY, DATABASE, PEERS, CONFIGURED = "directory", "database", "peer", "configured"
+_KIND = {Way.FILE: DIRECTORY, Way.SHARED_MEMORY: DIRECTORY, Way.SQLITE: DATABASE, Way.SOCKET: PEERS}
 _LEAST_DEPTH = 2
 """Parts of a path above which a common directory says nothing: ``/``, ``/home``."""
 
@@ -36,7 +34,8 @@ def places(scans: Sequence[SpoolScan], engines: Sequence[Engine], rest: RestFile
             for kind, target, size in _written(scan):
                 wrote[kind, target] += size
     roots = [path for engine in engines for path in configured_paths(engine.extra)]
-    found = [*_directories(wrote, roots, rest), *_others(wrote)]
+    lies = {one.path: one for one in rest.files}
+    found = [*_directories(wrote, roots, lies), *_others(wrote, lies)]
     if found:
         return sorted(found, key=lambda one: (-one.files, -one.size, one.name))
     return [Place(CONFIGURED, path) for path in dict.fromkeys(roots)]
@@ -56,10 +55,9 @@ def _written(scan: SpoolScan) -> Iterable[tuple[str, str, int]]:
 
 
 def _directories(
-    wrote: Mapping[tuple[str, str], int], roots: Sequence[str], rest: RestFile
+    wrote: Mapping[tuple[str, str], int], roots: Sequence[str], lies: Mapping[str, RestingFile]
 ) -> Iterable[Place]:
     """Files by the configured directory that they lie in, else by the one that all others share."""
-    lies = {one.path: one for one in rest.files}
     files: dict[str, list[str]] = defaultdict(list)
     loose: list[str] = []
     for kind, path in wrote:
@@ -75,10 +73,10 @@ def _directories(
         yield Place(DIRECTORY, root, len(there), size)
 
 
-def _others(wrote: Mapping[tuple[str, str], int]) -> Iterable[Place]:
+def _others(wrote: Mapping[tuple[str, str], int], lies: Mapping[str, RestingFile]) -> Iterable[Place]:
     for (kind, name), size in wrote.items():
         if kind != DIRECTORY:
-            yield Place(kind, name, size=size)
+            yield Place(kind, name, size=(lies[name].size if name in lies else None) or size)
 
 
 def _inside(path: str, root: str) -> bool:

@@ -9,7 +9,6 @@ from kvtrace.gate.layers import index_of
 from kvtrace.gate.lost import least_saved
 from kvtrace.gate.mute import may_hide_work
 from kvtrace.gate.shares import grade_of, whole
-from kvtrace.grouped import grouped
 from kvtrace.labels import label
 from kvtrace.render.layout import names
 from kvtrace.terms import LOADED, NOT_OBSERVED, PENDING, SAVED, outcome_order
@@ -33,7 +32,7 @@ def where(report: Report) -> str:
     written = report.get("places")
     if written is None:  # reports of before
         return "Where to is not in this report: a newer kvtrace writes it." if saved else _nothing(report)
-    there = _together([one for one in written if one["kind"] != "configured"])
+    there = [one for one in written if one["kind"] != "configured"]
     shown = [_place(one) for one in there[:_SHOWN_PLACES]]
     more = f" and {len(there) - len(shown)} more places" if len(there) > len(shown) else ""
     if saved:
@@ -55,31 +54,15 @@ def _nothing(report: Report) -> str:
     return "Nothing was stored."
 
 
-def _together(places: list[PlaceRow]) -> list[PlaceRow]:
-    """Segments of shared memory in one folder are one place, as its files are of a directory."""
-    segments = [one for one in places if one["kind"] == "shared memory"]
-    folders = grouped(segments, lambda one: one["name"].rpartition("/")[0])
-    several = {folder: inside for folder, inside in folders if folder and len(inside) > 1}
-    found: list[PlaceRow] = [
-        {
-            "kind": "directory",
-            "name": folder,
-            "files": len(inside),
-            "size": sum(one["size"] for one in inside),
-        }
-        for folder, inside in several.items()
-    ]
-    joined = [id(one) for inside in several.values() for one in inside]
-    return [*found, *(one for one in places if id(one) not in joined)]
-
-
 def _place(one: PlaceRow) -> str:
     name, amount = clean(one["name"], 100), size(one["size"])
+    if one["kind"] == "directory" and not one["files"]:
+        return f"{name} (no file of it is there any more)"
     if one["kind"] == "directory":
         return f"{name} ({plural(one['files'], 'file')}, {amount})"
     if one["kind"] == "peer":
         return f"{peer(name)} ({amount} sent)"
-    return f"{name} ({one['kind']}, {amount} written)" if one["size"] else f"{name} ({one['kind']})"
+    return f"{name} ({one['kind']}, {amount})" if one["size"] else f"{name} ({one['kind']})"
 
 
 # ------------------------------------------------------------------------- vLLM's own part

@@ -208,12 +208,9 @@ def test_attention_that_is_called_directly_stands_in_the_head() -> None:
     [
         ([("directory", "/mnt/kv", 16, 4404019)], True, "Stored in /mnt/kv (16 files, 4.2 MiB)."),
         ([("peer", "tcp 10.0.0.2:6379", 0, 1024)], True, "Stored in 10.0.0.2:6379 (1.0 KiB sent)."),
-        (
-            [("shared memory", f"/dev/shm/kv{n}", 0, 1024) for n in range(3)],
-            True,
-            "Stored in /dev/shm (3 files, 3.0 KiB).",
-        ),
+        ([("directory", "/dev/shm", 0, 0)], True, "Stored in /dev/shm (no file of it is there any more)."),
         ([("database", "/srv/kv.db", 0, 0)], True, "Stored in /srv/kv.db (database)."),
+        ([("database", "/srv/kv.db", 0, 4404019)], True, "Stored in /srv/kv.db (database, 4.2 MiB)."),
         ([], True, "Where to was not seen: no file, no database, and nothing sent."),
         ([("directory", "/mnt/kv", 2, 0)], False, "Nothing was stored. Written to /mnt/kv (2 files, 0 B)."),
         ([("configured", "/mnt/kv", 0, 0)], False, "Nothing was stored. Configured is /mnt/kv."),

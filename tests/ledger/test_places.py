@@ -1,0 +1,47 @@
+"""Where things were written to, and what of it was there when the run was over."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from kvtrace.ledger.places import places
+from kvtrace.ledger.rest_file import RestFile, RestingFile
+from kvtrace.trace import rows
+from kvtrace.trace.format import Kind, Role, Way, pack_head
+
+
+def found(wrote: dict[str, tuple[Way, int]], *rest: RestingFile) -> list[tuple[str, str, int, int]]:
+    names = dict(enumerate(wrote, 1))
+    table = [
+        rows.Outside(
+            pack_head(Kind.OUTSIDE, Role.WORKER, wrote[name][0], 1), 0, 1, 1, at, wrote[name][1], 0, 0
+        )
+        for at, name in names.items()
+    ]
+    scan: Any = SimpleNamespace(name="s", names=names, outside=np.array(table, dtype=np.int64))
+    engine: Any = SimpleNamespace(extra={}, workers=[SimpleNamespace(spool="s")])
+    return [
+        (one.kind, one.name, one.files, one.size) for one in places([scan], [engine], RestFile(files=rest))
+    ]
+
+
+def test_a_database_has_the_size_that_it_has_at_the_end() -> None:
+    """In a write-ahead log its rows come into its file at a checkpoint, which nobody sees."""
+    wrote = {"/srv/kv.db": (Way.SQLITE, 4096)}
+    assert found(wrote) == [("database", "/srv/kv.db", 0, 4096)]
+    assert found(wrote, RestingFile("/srv/kv.db", True, 1 << 20)) == [("database", "/srv/kv.db", 0, 1 << 20)]
+
+
+def test_segments_of_shared_memory_are_files_of_a_directory() -> None:
+    wrote = {f"/dev/shm/kv{n}": (Way.SHARED_MEMORY, 1024) for n in range(3)}
+    assert found(wrote) == [("directory", "/dev/shm", 3, 3072)]
+    gone = [RestingFile(name, False) for name in wrote]
+    assert found(wrote, gone[0]) == [("directory", "/dev/shm", 2, 2048)]
+    assert found(wrote, *gone) == [("directory", "/dev/shm", 0, 0)]
+
+
+def test_a_peer_has_what_was_sent() -> None:
+    assert found({"tcp 10.0.0.2:6379": (Way.SOCKET, 512)}) == [("peer", "tcp 10.0.0.2:6379", 0, 512)]
