@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -82,8 +82,8 @@ class CaseRequest:
     handed_over: bool = False  # its blocks were kept for an asynchronous save
     taken: int | None = None
     """Positions [0, taken) of the prompt were kept and the others seen not to be; None: not known so."""
-    lost_from: float = float("inf")
-    """The first position of its prompt that was offered and is known to be lost, in some pair."""
+    lost: list[Interval] = field(default_factory=list)
+    """Parts of its prompt that were offered and are known to be lost, in some pair."""
     shared: int = 0
     """Leading tokens that an earlier prompt of the run begins with, of which something was saved."""
     grade: Grade | None = None
@@ -194,20 +194,9 @@ class Case:
         return dict(found)
 
     @cached_property
-    def earlier(self) -> dict[tuple[int, int, Grade | None], Earlier]:
-        """``stored`` by (engine, digest or prefix digest, least grade of what was saved; None: whether it was
-        or not)."""
-        found: dict[tuple[int, int, Grade | None], Earlier] = {}
-        for (engine, key), stores in self.stored.items():
-            found[engine, key, None] = Earlier(stores)
-            for least in _LEAST:
-                # as far as it was kept: of two with the same tokens neither holds what both leave out
-                found[engine, key, least] = Earlier(
-                    (step, min(end, _kept(self.requests[row])), row)
-                    for step, end, row in stores
-                    if _saved(self.requests[row], least)
-                )
-        return found
+    def earlier(self) -> dict[tuple[int, int], Earlier]:
+        """``stored`` by (engine, digest or prefix digest)."""
+        return {key: Earlier(stores) for key, stores in self.stored.items()}
 
     @cached_property
     def kept_of(self) -> dict[tuple[int, int, Grade], tuple[list[int], list[int]]]:
@@ -219,7 +208,7 @@ class Case:
             request = self.requests[row]
             for digest, _ in shared:
                 for least in _LEAST:
-                    if _saved(request, least):
+                    if request.saved > 0 and (request.grade or Grade.DECLARED) >= least:
                         rows[request.engine, digest, least].append((request.chunk_step, _kept(request)))
         found = {}
         for key, one in rows.items():
@@ -388,7 +377,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[CaseRequest]:
     ]  # fmt: skip
     for p in rows(run.lost):
         if p.phase != "decode" and p.grade >= Grade.READ and p.ended != SaveEnd.NOT_DECLARED:
-            requests[p.request].lost_from = min(p.start, requests[p.request].lost_from)
+            requests[p.request].lost.append((p.start, p.end))
     guessed = {p.request for p in rows(run.lost) if p.phase != "decode" and p.grade < Grade.READ}
     for b in rows(run.base):
         # What is generated hides no store of the prompt, unless a step's metadata could not be read and of
@@ -437,7 +426,7 @@ def _sample(case: Case, request: CaseRequest) -> Sample:
     # What was read of less than earlier stores hold may be a later request's, which shares its blocks.
     another = 0 < (request.taken or 0) < before
     if request.taken == 0:
-        before = max(before, shared_before(case, request))
+        before = max(before, kept_before(case, request))
     return Sample(
         prompt=request.prompt,
         stores=() if another else request.entries,
@@ -462,35 +451,20 @@ def _reach(case: Case, request: CaseRequest) -> int | None:
 def _kept(request: CaseRequest) -> int:
     if request.taken is not None:
         return request.taken
-    return int(min(request.stored_end, request.lost_from)) if request.saved else 0
+    return min([request.stored_end, *(start for start, _ in request.lost)]) if request.saved else 0
 
 
 _LEAST = (Grade.DECLARED, Grade.READ, Grade.WRITTEN)
 """What may be asked of an earlier save."""
 
 
-def _saved(request: CaseRequest, least: Grade) -> bool:
-    return request.saved > 0 and (request.grade or Grade.DECLARED) >= least
-
-
-def kept_of_alike(
-    case: Case, request: CaseRequest, least: Grade = Grade.DECLARED
-) -> Iterator[tuple[int, int]]:
-    """Of each beginning that earlier prompts have too: its tokens, and the most that was kept of one of these
-    prompts."""
+def kept_before(case: Case, request: CaseRequest, least: Grade = Grade.DECLARED) -> int:
+    """Leading positions that were kept of an earlier prompt that begins alike, at this grade or better."""
+    best = 0
     for digest, tokens in case.run.in_common.get(request.row, ()):
         steps, most = case.kept_of.get((request.engine, digest, least), ((), (0,)))
-        yield tokens, most[bisect_left(steps, request.chunk_step)]
-
-
-def shared_before(case: Case, request: CaseRequest, least: Grade = Grade.DECLARED) -> int:
-    """Leading positions that were kept of an earlier prompt with the same beginning, with this grade."""
-    return max((min(one) for one in kept_of_alike(case, request, least)), default=0)
-
-
-def kept_before(case: Case, request: CaseRequest, least: Grade) -> int:
-    """Leading positions that an earlier save holds, with this grade at least."""
-    return max(stored_before(case, request, least), shared_before(case, request, least))
+        best = max(best, min(tokens, most[bisect_left(steps, request.chunk_step)]))
+    return best
 
 
 def _unread(engine: Engine | None) -> bool:
@@ -527,15 +501,14 @@ def after_empty(case: Case, request: CaseRequest) -> bool:
     )
 
 
-def stored_before(case: Case, request: CaseRequest, least: Grade | None = None) -> int:
-    """Leading positions that an earlier request with the same tokens had offered for storing; with
-    ``least`` only as far as they were saved, and it was seen so well."""
+def stored_before(case: Case, request: CaseRequest) -> int:
+    """Leading positions that an earlier request with the same tokens had offered for storing."""
     best = 0
     aligned = (request.arrived - 1) // request.block * request.block if request.block > 0 else 0
     for key, limit in ((request.digest, request.arrived), (request.prefix, aligned)):
         if not key:
             continue
-        earlier = case.earlier.get((request.engine, key, least))
+        earlier = case.earlier.get((request.engine, key))
         if earlier is not None:
             best = max(best, min(earlier.furthest(request.chunk_step, request.row), limit))
     return best

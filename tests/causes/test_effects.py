@@ -12,7 +12,7 @@ from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, no
 from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis, diagnose
-from kvtrace.causes.case import Case, LostSpan, make_case, stored_before
+from kvtrace.causes.case import Case, LostSpan, kept_before, make_case, stored_before
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
 from kvtrace.terms import Grade
@@ -369,7 +369,7 @@ def test_what_two_of_the_same_prompt_leave_out_is_held_by_none(tmp_path: Path) -
     sim.write()
     case = make_case(read_run(sim.dir))
     assert [stored_before(case, request) for request in case.requests] == [128, 128]
-    assert [stored_before(case, request, Grade.DECLARED) for request in case.requests] == [64, 64]
+    assert [kept_before(case, request) for request in case.requests] == [0, 0]
 
 
 def test_replicated_kv_is_saved_by_one_rank(tmp_path: Path) -> None:

@@ -18,11 +18,9 @@ from kvtrace.causes.rule import (
     Interval,
     LostSpan,
     Results,
-    SaveEnd,
     Stage,
     Turn,
 )  # fmt: skip
-from kvtrace.causes.tables import rows
 from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural
@@ -61,33 +59,28 @@ def claim_unread(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[
     return intersect(unclaimed, case.once(("there before", request.row), lambda: _there(case, request)))
 
 
-def _began(request: CaseRequest) -> tuple[int, int]:
-    return request.chunk_step, request.row
-
-
 def _there(case: Case, request: CaseRequest) -> list[Interval]:
-    offered, lost = case.once("offered before", lambda: _offered(case))
+    offered = case.once("offered before", lambda: _offered(case))
     found: list[Interval] = []
     for digest, tokens in case.run.in_common.get(request.row, ()):
         alike = offered[request.engine, digest]
         end = bisect_left(alike, _began(request), key=_began)
         for one in alike[max(0, end - _MOST_ALIKE) : end]:
-            found += subtract([(0, min(one.stored_end, tokens))], union(lost[one.row]))
+            found += subtract([(0, min(one.stored_end, tokens))], union(one.lost))
     return union(found)
 
 
-def _offered(case: Case) -> tuple[dict[tuple[int, int], list[CaseRequest]], dict[int, list[Interval]]]:
-    """By engine and digest of a beginning the requests that begin so, as they began; and by row what is known
-    to be lost of it."""
+def _began(request: CaseRequest) -> tuple[int, int]:
+    return request.chunk_step, request.row
+
+
+def _offered(case: Case) -> dict[tuple[int, int], list[CaseRequest]]:
+    """By engine and digest of a beginning the requests that begin so, as they began."""
     alike: dict[tuple[int, int], list[CaseRequest]] = defaultdict(list)
     for request in sorted(case.requests, key=_began):
         for digest, _ in case.run.in_common.get(request.row, ()):
             alike[request.engine, digest].append(request)
-    lost: dict[int, list[Interval]] = defaultdict(list)
-    for row in rows(case.run.lost):
-        if row.phase != "decode" and row.grade >= Grade.READ and row.ended != SaveEnd.NOT_DECLARED:
-            lost[row.request].append((row.start, row.end))
-    return alike, lost
+    return alike
 
 
 CLAIMS = {Turn.POSITION: claim, Turn.UNREAD: claim_unread}
