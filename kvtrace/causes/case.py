@@ -436,7 +436,6 @@ def _sample(case: Case, request: CaseRequest) -> Sample:
         heard=not another
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if loaded else _reach(case, request),
-        held=request.taken if loaded else None,
     )
 
 

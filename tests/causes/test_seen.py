@@ -55,16 +55,6 @@ def test_the_unit_follows_from_what_was_seen_to_be_kept(
     assert (found and found.value, found and found.kind) == (unit, kind)
 
 
-def test_of_units_for_all_stores_one_fits_what_loads_left_out(tmp_path: Path) -> None:
-    """A prompt that was loaded and fills one block more; some connectors store nothing after a load."""
-    engine = run_of(tmp_path, fan=2).engines[0]
-    stored = [sample(145, 128), sample(143, 128)]
-    loaded = replace(sample(172, 0), explained=True, taken=None, held=128)
-    for samples, unit in ((stored, 32), ([*stored, loaded], 64), ([sample(100, 96), loaded], 32)):
-        found = infer_unit(engine, samples, [])
-        assert found is not None and found.value == unit
-
-
 @pytest.mark.parametrize(
     ("end", "unit"), [(384, 128), (383, None)], ids=["filled by a generated token", "not"]
 )
@@ -108,18 +98,6 @@ def test_incomplete_stores_give_a_unit_only_by_different_tails(tmp_path: Path) -
     # What is known of another request goes before it.
     found = infer_unit(engine, [*unsure, sample(128, 128)], [])
     assert found is not None and found.kind == "block_size"
-
-
-def test_of_two_units_that_fit_the_one_of_other_stores_is_it(tmp_path: Path) -> None:
-    """A healthy connector with units of four blocks, two prompts of which are not known in full."""
-    engine = run_of(tmp_path, nblk=4).engines[0]
-    known = [sample(137, 128), sample(139, 128)]
-    assert (found := infer_unit(engine, known, [])) is not None and found.value == 32
-    unsure = Sample(449, (StoredUnits(1, 384, -1, 0, 449),), False, False, None, heard=False)
-    assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 128
-    # What neither gives says nothing.
-    unsure = replace(unsure, stores=(StoredUnits(1, 200, -1, 0, 449),))
-    assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 32
 
 
 def test_what_was_kept_of_a_prompt() -> None:

@@ -63,7 +63,6 @@ class Sample:
     first_chunk: int | None  # step of its first chunk where several computed it
     heard: bool = True  # its stores, or that it has none, are known
     taken: int | None = None  # how far its prompt was seen to be kept, and no further
-    held: int | None = None  # how far it was loaded or reused: some connectors store nothing behind that
 
     @property
     def first_chunk_only(self) -> bool:
@@ -143,8 +142,7 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     """The unit of an engine's connector, None where the evidence is not unambiguous.
 
     What was seen to be kept goes before what the metadata names, which may be read wrongly. Of a request
-    whose stores are not all known, the stores count only where no other request tells anything, or where the
-    others leave a choice.
+    whose stores are not all known, the stores count only where no other request tells anything.
     """
     if engine.connector is None:
         return None
@@ -152,20 +150,18 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     samples = [sample for sample in samples if sample.heard]
     kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
-    unsure_too = [*unsure, *(sample for sample in samples if sample.held is not None)]
     # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
     named = [sample for sample in samples if sample.taken is None and sample.stores]
     seen = None
     if kept:
-        seen = _infer(engine, [*kept, *named], silent, command, unsure_too)
-        seen = seen or _infer(engine, kept, silent, command, unsure_too)
+        seen = _infer(engine, [*kept, *named], silent, command) or _infer(engine, kept, silent, command)
     if seen:
         return seen
     decided = [sample for sample in samples if sample.stores]
     silent = [sample for sample in samples if not sample.stores and not sample.explained]
     if not (decided or silent) and _agree(unsure):
         return _infer(engine, unsure, (), command)
-    return _infer(engine, decided, silent, command, unsure)
+    return _infer(engine, decided, silent, command)
 
 
 def _agree(unsure: Sequence[Sample]) -> bool:
@@ -191,14 +187,8 @@ def _infer(
     decided: Sequence[Sample],
     silent: Sequence[Sample],
     command: Sequence[str],
-    unsure: Sequence[Sample] = (),
 ) -> Unit | None:
-    """The number with a name that gives every store decision.
-
-    Args:
-        unsure: requests whose stores may not be all, or that may not be stored for another reason: of numbers
-            that give all others', one that gives these as well is the better one.
-    """
+    """The number with a name that gives every store decision."""
     if engine.connector is None:
         return None
     stores = any(store.slots > 0 for sample in decided for store in sample.stores)
@@ -215,10 +205,9 @@ def _infer(
             candidate.both_fit = stores and len(good) > 1 and not known
             fits.append(candidate)
     fits = [fit for fit in fits if _gives_all(fit, decided, silent)] or fits
-    of_all = [fit for fit in fits if all(_gives(fit, sample, engine.block_size) for sample in unsure)]
     if stores:
         # The largest number that the connector calls a unit; else the block, the plainest reading.
-        chosen = max(of_all or fits, key=lambda fit: fit.plainness, default=None)
+        chosen = max(fits, key=lambda fit: fit.plainness, default=None)
     else:
         chosen = _without_stores(fits, bool(decided), silent)
     return _named(chosen, engine, command) if chosen else None
@@ -274,13 +263,6 @@ def _fits(sample: Sample, unit: int, d: int, block: int) -> bool:
     if block > 0:
         choices |= {available // block * block, -(-available // block) * block}
     return any(end == min(aligned, choice) for choice in choices)
-
-
-def _gives(fit: _Candidate, sample: Sample, block: int) -> bool:
-    """Whether a unit gives a request's stores; or that of it nothing is stored behind what is held."""
-    if sample.stores:
-        return _fits(sample, fit.value, fit.kept_back, block)
-    return fit.aligned(sample.prompt) <= (sample.held or 0)
 
 
 def _gives_all(fit: _Candidate, decided: Sequence[Sample], silent: Sequence[Sample]) -> bool:

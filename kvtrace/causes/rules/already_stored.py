@@ -99,7 +99,7 @@ def rule(case: Case) -> Results:
             )
         return
     here = [r for r in rows if _earlier(case, r) > answered(r)]
-    unsure = [r for r in here if not _at_rest(case, r)]
+    unsure = [r for r in here if kept_before(case, r, Grade.WRITTEN) < _earlier(case, r)]
     hits = sum(r.offered > 0 for r in rows)
     parts = []
     if unsure:
@@ -140,11 +140,6 @@ _REMEDY_UNSURE = (
 def _earlier(case: Case, request: CaseRequest) -> int:
     """Leading positions of a request that an earlier save is taken to hold, however well it was seen."""
     return max(kept_before(case, request, Grade.DECLARED), stored_before(case, request))
-
-
-def _at_rest(case: Case, request: CaseRequest) -> bool:
-    """Whether what an earlier save is taken to hold of a request was seen to come to rest."""
-    return kept_before(case, request, Grade.WRITTEN) >= _earlier(case, request)
 
 
 def _seen(case: Case, request: CaseRequest) -> Grade:
