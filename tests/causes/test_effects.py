@@ -230,7 +230,7 @@ def test_exception_swallowed(tmp_path: Path) -> None:
     assert tokens(diagnosis) == {"not-saved:exception-swallowed": 192}
     text = finding(diagnosis, "exception-swallowed")
     assert text.startswith("fault")
-    assert "OSError: disk is full (at store.py:12 in write), caught in 4 of 4 watched calls" in text
+    assert "OSError: disk is full (at store.py:12 in write), caught 4 times in 4 watched calls" in text
     assert 'logged "could not write" (error, my.store, 4 times; no handler shows it)' in text
     assert "store.py:12" in diagnosis.findings[0].remedy[0]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kvtrace.causes.case import Case
 from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.ledger.run import Engine, LogLine, Swallowed
-from kvtrace.words import count, plural
+from kvtrace.words import plural
 
 _MAX_TEXT = 200
 _BACKGROUND = {
@@ -28,16 +28,12 @@ def place(hook: str) -> str:
 
 
 def exception_line(fact: Swallowed) -> str:
-    """``OSError: no space (at store.py:12 in write), caught in 8 of 8 watched calls of save_kv_layer``."""
+    """``OSError: no space (at store.py:12 in write), caught 8 times in 8 watched calls of save_kv_layer``."""
     calls = f"caught {plural(fact.count, 'time')} in {place(fact.hook)}"
     if fact.observed_calls and fact.hook not in _BACKGROUND:
+        # Times, not calls: one call may raise for each of its requests.
         watched = f"{plural(fact.observed_calls, 'watched call')} of {fact.hook}"
-        often = fact.count > fact.observed_calls  # one call may raise for each of its requests
-        calls = (
-            f"caught {count(fact.count)} times in {watched}"
-            if often
-            else f"caught in {count(fact.count)} of {watched}"
-        )
+        calls = f"caught {plural(fact.count, 'time')} in {watched}"
     message = f": {shortened(fact.message)}" if fact.message else ""
     return f"{fact.type}{message} (at {fact.where}), {calls}"
 
