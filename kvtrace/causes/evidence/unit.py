@@ -196,8 +196,9 @@ def _infer(
     fits: list[_Candidate] = []
     longest = max((store.end for sample in decided for store in sample.stores), default=0)
     once = any(sample.first_chunk_only for sample in decided)
+    none = silent or any(not store.slots for sample in decided for store in sample.stores)
     for candidate in _candidates(engine):
-        if candidate.a_step and once and longest < 2 * candidate.value:
+        if candidate.a_step and once and not none and longest < 2 * candidate.value:
             continue  # that the first chunks alone are stored is seen, and that this is a unit is not
         good = [d for d in (0, 1) if all(_fits(s, candidate.value, d, engine.block_size) for s in decided)]
         if good:

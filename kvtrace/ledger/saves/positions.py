@@ -189,11 +189,13 @@ def _by_return(token: Token, grade: Grade) -> Grade:
 
 def _not_saved(token: Token) -> Outcome:
     """Of a token that was computed and is not seen in the store: the first stage at which its way ended."""
+    if token.silent == Blind.OUT_OF_SIGHT:
+        return not_observed(token.silent)  # who got it back may have taken it: handed over, and not stored
     end, grade, _, blind = min(token.stores, default=StoreResult(SaveEnd.NOT_DECLARED, Grade.DECLARED))
     if token.stores and end == SaveEnd.PENDING:
         return _PENDING
-    stale = token.stale and end >= SaveEnd.NOTHING_READ and token.silent != Blind.OUT_OF_SIGHT
-    silent = not stale and (token.silent == Blind.OUT_OF_SIGHT or not token.stores) and token.silent
+    stale = token.stale and end >= SaveEnd.NOTHING_READ
+    silent = Blind.NO if token.stores or stale else token.silent
     unseen = silent or (not stale and (end == SaveEnd.NOT_OBSERVED or grade == Grade.NOT_OBSERVED))
     if token.proved and (unseen or (token.stores and end == SaveEnd.MISPLACED)):
         return Outcome(SAVED, grade=Grade.PROVED)  # whoever read it
