@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
             ("saves: the null block first", "saves.useless_reads:_Layer.begins_with_null", _false),
             ("saves: no first block", "saves.useless_reads:_Layer.without_first", _false),
             ("saves: other slots than named", "saves.calls:read_elsewhere", _false),
-            ("saves: other slots, and it came back equal", "saves.positions:_not_saved", _never_back),
+            ("saves: what came back, whoever read it", "saves.positions:_not_saved", _never_back),
             ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),
             ("saves: copies that come later", "saves.calls:WorkerCalls._lag", 0),
             ("saves: steps behind that were seen", "saves.watched:Watched.last_blind", 1 << 62),
