@@ -161,8 +161,6 @@ def _start_load(hooked: Hooked, times: Times, connector: Any, result: Any, conte
 
 def _finished(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
     sending, receiving, failed = _transfers(result)
-    if sending or receiving or failed:
-        write_all()  # what threads did for these, before it is told that it is done
     _done(Role.WORKER, _inside(hooked), times[1], sending, receiving, failed)
     return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
 
@@ -188,6 +186,8 @@ def _done(role: Role, inside: int, t: int, sending: Any, receiving: Any, failed:
     """
     if not (sending or receiving or failed):
         return
+    if role == Role.WORKER:
+        write_all()  # what threads did for these, before it is told that it is done
     step = AGENT.worker.step if role == Role.WORKER else AGENT.scheduler.step
     recorded = AGENT.worker.recorded_done
     if recorded[0] != (role, step):

@@ -238,10 +238,11 @@ def _renamed(args: tuple[Any, ...]) -> None:
 
 def _link(args: tuple[Any, ...]) -> None:
     """A link never takes a name that is in use: it fails, and what has the name stays."""
-    if not os.path.lexists(args[1]):
-        _rename(args, linked=True)
-    elif place := PLACES.known(os.path.abspath(os.fsdecode(args[0]))):
+    place = PLACES.known(os.path.abspath(os.fsdecode(args[0])))
+    if place is not None and os.path.lexists(args[1]):
         place.spare = True
+    elif place is not None:
+        _rename(args, linked=True)
 
 
 def _remove(args: tuple[Any, ...]) -> None:

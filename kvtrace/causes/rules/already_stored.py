@@ -20,7 +20,7 @@ from kvtrace.causes.rule import (
     Results,
     Stage,
     Turn,
-)  # fmt: skip
+)
 from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural
