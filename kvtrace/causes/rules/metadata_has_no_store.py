@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from kvtrace.causes.case import CaseRequest, stored_before
@@ -53,12 +54,14 @@ def rule(case: Case) -> Results:
     across = _across_chunks(case, rows)
     lengths = sorted({r.prompt for r in rows})
     spread = " to ".join(count(n) for n in (lengths[0], lengths[-1])[: len(lengths)])
-    unread = engine.unreadable_steps
+    # Of which steps were not understood, and seen not to read them.
+    steps = sorted(engine.watched_steps)
+    unread = sum(bisect_left(steps, r.first_step) < bisect_right(steps, r.last_step) for r in rows)
     did, done = ("took", "seen to be read") if unread else ("offered", "offered")
     evidence = [
         f"of {count(len(without))} of these nothing was {done}, of {count(len(rows) - len(without))} a part; "
         f"of {plural(len(stored), 'other prompt' if without else 'prompt')} something was",
-        *([f"the metadata of {plural(unread, 'step')} {_NOT_UNDERSTOOD}"] if unread else []),
+        *([f"the metadata of {of_all(unread, len(rows), 'prompt')} {_NOT_UNDERSTOOD}"] if unread else []),
         f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
         if unknown
