@@ -24,7 +24,18 @@ from kvtrace.ledger.intervals import length, union
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.run import Ledger, Run
 from kvtrace.ledger.values import without_collector
-from kvtrace.terms import FAULT, KEPT, NOT_OBSERVED, PENDING, SAVED, Grade, Stage, cause_of, severity_order
+from kvtrace.terms import (
+    FAULT,
+    KEPT,
+    LIMIT,
+    NOT_OBSERVED,
+    PENDING,
+    SAVED,
+    Grade,
+    Stage,
+    cause_of,
+    severity_order,
+)
 from kvtrace.words import listed, plural
 
 
@@ -65,10 +76,8 @@ def _conclude(case: Case, results: Sequence[Result]) -> Diagnosis:
     found = {finding.id for finding in findings}
     assert found >= set(case.assigned), f"tokens without a finding: {sorted(set(case.assigned) - found)}"
     not_observed.extend(_blind_spots(case, saves))
-    faults = [one for one in findings if one.severity == FAULT]
-    behind = {ident for group in _BEHIND for ident in group.hidden(faults)}
+    behind = {ident for group in _BEHIND for ident in group.hidden(findings)}
     findings.sort(key=lambda finding: _order(finding, behind))
-    _before_unexplained(findings)
     return Diagnosis(
         verdict=verdict(case, findings),
         findings=findings,
@@ -89,10 +98,14 @@ class _Behind(NamedTuple):
     """What was seen to go wrong in the connector's own work, and how many tokens of the greatest symptom it
     must concern to stand before that."""
 
-    def hidden(self, faults: Sequence[Finding]) -> frozenset[str]:
+    severity: str = FAULT
+    """Of both."""
+
+    def hidden(self, findings: Sequence[Finding]) -> frozenset[str]:
         """The symptoms, where one of the roots was found, with tokens."""
-        most = max((one.tokens for one in faults if one.id in self.symptoms), default=0.0)
-        found = (one for one in faults if one.id in self.roots and _weighs(one))
+        alike = [one for one in findings if one.severity == self.severity]
+        most = max((one.tokens for one in alike if one.id in self.symptoms), default=0.0)
+        found = (one for one in alike if one.id in self.roots and _weighs(one))
         return self.symptoms if any(one.tokens >= self.roots[one.id] * most for one in found) else frozenset()
 
 
@@ -106,6 +119,7 @@ _BEHIND = (
             "kv-stale": 0.25,
             "kv-misplaced": 0.25,
             "store-lost-later": 0.25,
+            "config-key-unused": 0.0,  # where nothing was saved: a key that the connector never reads
         },
     ),
     # That a load came too late is seen of some blocks alone: of others that nothing came, or other KV.
@@ -115,10 +129,9 @@ _BEHIND = (
         frozenset({"load-not-injected"}),
         {"store-incomplete": 0.25, "store-failed": 0.25, "store-lost-later": 0.25},
     ),
+    # What the connector holds is no loss: what nothing explains may be one.
+    _Behind(frozenset({"already-stored"}), {"metadata-has-no-store": 0.25}, LIMIT),
 )
-_UNEXPLAINED = "metadata-has-no-store"
-_OF_THE_SWITCH = "config-key-unused"
-"""A key of the configuration that the connector never reads: as a fault, where nothing was saved."""
 _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 """Notes that ask for nothing."""
 
@@ -126,19 +139,12 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 _WRONG_DATA = frozenset({"kv-load-wrong", "load-after-use", "load-not-injected"})
 """What a request computed on, and is not its own: worse than anything that was not stored."""
 _WITHOUT_TOKENS = frozenset(
-    {"engine-did-not-start", "connector-failed-to-start", "hook-raised", "hook-stuck", "worker-stuck"}
-)
+    {
+        "engine-did-not-start", "connector-failed-to-start", "config-key-unused", "hook-raised", "hook-stuck",
+        "worker-stuck",
+    }
+)  # fmt: skip
 """What weighs whatever it cost."""
-
-
-def _before_unexplained(findings: list[Finding]) -> None:
-    """Put a fault in the configuration before what nothing explains: it has no tokens of its own, and may be
-    why there is no store."""
-    if findings and findings[0].id == _UNEXPLAINED:
-        for at, one in enumerate(findings):
-            if one.id == _OF_THE_SWITCH and one.severity == FAULT:
-                findings.insert(0, findings.pop(at))
-                return
 
 
 def _weighs(finding: Finding) -> bool:

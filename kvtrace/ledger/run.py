@@ -378,15 +378,10 @@ class Trust:
     shared_files: int = 0
     files_apart: int = 0
     """Times that a file of one layer was written, by one rank alone."""
-    overwritten: tuple[tuple[str, str, int, str], ...] = ()
-    """Request, the request that wrote its file anew, step and layer of that; the first few."""
-    overwritten_calls: int = 0
 
     def __add__(self, other: Trust) -> Trust:
         values = {name: value + getattr(other, name) for name, value in vars(self).items()}
-        for examples in ("shared", "overwritten"):
-            values[examples] = values[examples][:_MOST_EXAMPLES]
-        return Trust(**values)
+        return Trust(**{**values, "shared": values["shared"][:_MOST_EXAMPLES]})
 
     def __mul__(self, times: int) -> Trust:
         """So many that are alike, and give no example."""

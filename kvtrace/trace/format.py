@@ -146,8 +146,7 @@ class Flag(IntEnum):
     CAUGHT_UP = 4096
     """DEVICE: all that its stream held when the call began was done when the call returned."""
     REPLACED = 8192
-    """EFFECT: the file of ``target`` held something before, and was written anew. OUTSIDE: the file has
-    another name now, or none."""
+    """OUTSIDE: the file has another name now, or none."""
     SHARED = 16384
     """SLOTS: another layer lies on the same bytes; that of the block's owner is meant."""
 

@@ -314,33 +314,6 @@ def test_the_files_that_a_call_wrote_and_what_stands_in_them(trace, caches, tmp_
     assert target == digest_of(str(tmp_path / "kv.safetensors"), AGENT.config.salt)
 
 
-@pytest.mark.parametrize(
-    ("how", "before", "replaced"),
-    [
-        ("wb", b"", False),
-        ("wb", b"x", True),
-        ("ab", b"x", False),
-        ("r+b", b"x", False),
-        ("rename", b"x", True),
-    ],
-)
-def test_a_file_that_held_something_and_is_written_anew(trace, caches, tmp_path, how, before, replaced):
-    path = tmp_path / "kv.bin"
-    path.write_bytes(before)
-
-    def write(connector, kv, slots):
-        part = tmp_path / "kv.part" if how == "rename" else path
-        with open(part, "wb" if how == "rename" else how) as file:
-            file.write(b"y" * 64)
-        if how == "rename":
-            part.replace(path)
-
-    save(make(caches, write), caches)
-    (record,) = effects(trace)
-    assert bool(record[1] & Flag.REPLACED) is replaced and record[1] & Flag.STORE
-    assert record[-1] == digest_of(str(path), AGENT.config.salt)
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_an_unknown_native_writer_leaves_the_files_unknown(trace, caches, tmp_path):
     import ctypes

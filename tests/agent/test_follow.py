@@ -597,6 +597,26 @@ def test_a_lookup_that_missed_is_told_from_work_that_was_lost(
     ]
 
 
+def test_a_loop_that_wakes_itself_is_no_work_that_went_on(trace: Any, caches: Any, loop: Loop) -> None:
+    """The last thing that a job of an executor does is to send its event loop a byte."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def upload() -> None:
+            with socket.create_connection(server.getsockname(), timeout=0.01) as link:
+                link.sendall(b"KV")
+                with contextlib.suppress(TimeoutError):
+                    link.recv(1)
+
+        async def work() -> None:
+            await asyncio.get_running_loop().run_in_executor(None, upload)
+
+        run = asyncio.run_coroutine_threadsafe
+        step(made(caches, lambda c, job: run(work(), loop.loop).result(30)), caches, 2)
+        wait_until(lambda: bool(trace.facts(Fact.SWALLOWED)))
+    (fact,) = trace.facts(Fact.SWALLOWED)
+    assert (fact["hook"], fact["type"], fact["went_on"]) == ("executor", "TimeoutError", False)
+
+
 def test_an_exception_that_a_library_of_the_background_catches(trace: Any, caches: Any, pool: Any) -> None:
     """A retry decorator, an event bus: nothing of the connector's own handles it."""
     namespace: dict[str, Any] = {}
@@ -706,7 +726,9 @@ def test_a_load_by_the_address_of_all_may_have_written_anything(trace: Any, cach
     kv = caches["layer.0"]
     size = kv.stride(0) * kv.element_size()
     data = ctypes.create_string_buffer(size)
-    connector = made(caches, lambda c, job: ctypes.memmove(kv.data_ptr() + 2 * size, data, size))
+    memcpy = ctypes.CDLL(None).memcpy
+    memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    connector = made(caches, lambda c, job: memcpy(kv.data_ptr() + 2 * size, data, size))
     step(connector, caches, 1)
     (unknown,) = trace.rows(Kind.SLOTS)
     assert (rows.flags(unknown.head), unknown.slot_set) == (Flag.STORE, 0)  # its hook is for saving

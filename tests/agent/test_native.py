@@ -226,6 +226,37 @@ def test_hf3fs_gathers_and_scatters_slots(cache_ops: Any) -> None:
         assert seen(watch) == of_each(here, way, 2)
 
 
+# --- one piece at a time --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attr", "module", "result"),
+    [
+        ("memmove", "ctypes", 1 << 40),
+        ("cudaMemcpyAsync", "cuda.bindings", (0,)),
+        ("memcpyAsync", "cupy", None),
+    ],
+)
+def test_a_copy_of_one_piece_by_address(attr: str, module: str, result: Any) -> None:
+    here = cache("K and V in the content", layers=1)
+    (name,), ((address,), (size,)) = here.names, pieces(here, 3)
+    copies = installed(row_of(attr, module), lambda *args: result)
+    host = ctypes.create_string_buffer(size)
+    for source, target, way in ((address, host, READ), (bytes(size), ctypes.c_void_p(address), WRITTEN)):
+        with watching(here) as watch:
+            assert getattr(copies, attr)(target, source, size) is result
+        assert seen(watch) == {(name, way): slots_of(3)} and not watch.unsure
+
+
+def test_a_copy_that_cuda_refused_is_none() -> None:
+    here = cache("K and V in the content", layers=1)
+    (address,), (size,) = pieces(here, 3)
+    module = installed(row_of("cudaMemcpy", "cuda.bindings"), lambda *args: (enum.IntEnum("E", "bad").bad,))
+    with watching(here) as watch:
+        module.cudaMemcpy(1, address, size, 4)
+    assert not seen(watch) and not watch.unsure
+
+
 # --- LMCache --------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
@@ -16,7 +16,7 @@ from kvtrace.causes.case import Case, LostSpan, kept_before, make_case, stored_b
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
 from kvtrace.terms import Grade
-from kvtrace.trace.format import Fact, Flag
+from kvtrace.trace.format import Fact
 
 
 def finding(diagnosis: Diagnosis, ident: str) -> str:
@@ -524,40 +524,6 @@ def test_saves_in_flight_are_pending_and_finished_ones_saved(tmp_path: Path) -> 
         sim.done(f"req-{i}")
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"saved": 128} and "save-never-finished" in ruled_out(diagnosis)
-
-
-def test_prompts_that_share_a_key_lose_their_kv(tmp_path: Path) -> None:
-    """Only a whole file that can hold the KV, of as many bytes a slot, for a prompt without a common first
-    block."""
-
-    def run(name: str, **more: object) -> Diagnosis:
-        values: dict[str, object] = {"size": 9600, "files": 1, "second": 9600, "other": (3, 4), "whole": True}
-        values |= more
-        kv: Any = values.get("slot_bytes", 0.0)
-        sim = Sim(tmp_path / name, ints={"unit": 32}, noop=("wait_for_save",), slot_bytes=kv)
-        other: Any = values["other"]
-        given = [Prompt("a", 64, prefixes=(1, 2)), Prompt("b", 64, prefixes=other)]
-        sim.serve(given, Rounding(32).policy())
-        marks = Flag.STORE | (Flag.REPLACED if values["whole"] else 0)
-        files: Any = values["files"]
-        calls: Any = ((1, values["size"], Flag.STORE), (2, values["second"], marks))
-        for n, size, flags in calls:
-            for layer in range(2):
-                sim.effect(
-                    0, sim.tag << 32 | n, layer, 64, size=size, files=files, target=1000 + layer, flags=flags
-                )
-        return analyse(sim)
-
-    diagnosis = run("lost")
-    assert ids(diagnosis)[0] == "save-lost"
-    assert tokens(diagnosis) == {"saved": 64, "not-saved:save-lost": 64}
-    assert "2 times" in finding(diagnosis, "save-lost")
-    assert ids(run("the same beginning", other=(1, 9))) == []
-    assert ids(run("grows", second=19200)) == []
-    assert ids(run("written in place", whole=False)) == []
-    assert ids(run("an index beside the data", files=2)) == []
-    assert ids(run("8 bits for 32", slot_bytes=600.0))[0] == "save-lost"
-    assert ids(run("an index", slot_bytes=4096.0)) == []
 
 
 def log(sim: Sim, message: str, **more: object) -> None:

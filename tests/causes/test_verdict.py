@@ -12,13 +12,13 @@ from test_rules import prompts
 from kvtrace.causes import diagnose
 from kvtrace.causes.assign import assign_spans
 from kvtrace.causes.case import make_case
-from kvtrace.causes.diagnose import _order
+from kvtrace.causes.diagnose import _conclude, _order
 from kvtrace.causes.pipeline import Prompts
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.rules import save_never_finished
 from kvtrace.causes.verdict import _tokens, verdict
 from kvtrace.ledger import read_run
-from kvtrace.terms import Grade, Stage
+from kvtrace.terms import LIMIT, Grade, Stage
 
 EVERY = [
     (proved, read, declared, lost, unseen)
@@ -125,3 +125,16 @@ def test_where_wrong_data_stands(tmp_path: Path, order: list[tuple[str, float]])
     found = [case.finding(CATALOGUE[ident], "x", tokens=tokens) for ident, tokens in reversed(order)]
     found.sort(key=lambda one: _order(one, frozenset()))
     assert [one.id for one in found] == [ident for ident, _ in order]
+
+
+@pytest.mark.parametrize(("unexplained", "first"), [(64.0, "metadata-has-no-store"), (8.0, "already-stored")])
+def test_what_is_held_stands_behind_what_nothing_explains(
+    tmp_path: Path, unexplained: float, first: str
+) -> None:
+    """It is no loss. A key of a prompt's head makes both: the head is held, the rest is not."""
+    sim = Sim(tmp_path)
+    sim.write()
+    case = make_case(read_run(tmp_path))
+    held = case.finding(CATALOGUE["already-stored"], "x", tokens=96.0, severity=LIMIT)
+    question = case.finding(CATALOGUE["metadata-has-no-store"], "x", tokens=unexplained, severity=LIMIT)
+    assert _conclude(case, [held, question]).findings[0].id == first

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtrace.ledger.rest_file import RestFile, RestingFile
+from kvtrace.ledger.saves.files import rewritten
 from kvtrace.ledger.slots.accounts import Account, TracedSpool, accounts
+from kvtrace.ledger.slots.reads import Touch
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, Way, pack_head
 
@@ -159,9 +164,57 @@ def test_a_file_gone_without_a_seen_removal_says_nothing() -> None:
     assert Run().read(1).write(1, "a", 256).told(a=None) == {}
 
 
-def test_a_name_written_anew_says_nothing_of_what_was_there() -> None:
-    run = Run().read(1).write(1, "a", 256).read(2, step=2, first=8).write(2, "a", 256, step=2, anew=True)
-    assert run.told(a=256) == {2: Account.WRITTEN}
+def twice(amount: int, slots: int) -> Run:
+    run = Run().read(1).write(1, "a", 256)
+    return run.read(2, step=2, text=f"8+{slots}").write(2, "a", amount, step=2, anew=True)
+
+
+def test_a_name_to_which_less_came_anew_says_nothing_of_before() -> None:
+    assert twice(128, 2).told(a=128) == {2: Account.WRITTEN}
+
+
+def test_a_name_to_which_as_much_came_anew_was_written_over() -> None:
+    run = twice(256, 4)
+    assert run.told(a=256) == {1: Account.WRITTEN_OVER, 2: Account.WRITTEN}
+    assert run.result(a=256).of(1) == (Account.WRITTEN_OVER, "", 2)
+    run.read(3, step=3).write(3, "b", 256, step=3).named(3, "b", "a")
+    assert run.told(a=256) == {1: Account.WRITTEN_OVER, 2: Account.WRITTEN_OVER, 3: Account.WRITTEN}
+
+
+def touch(step: int, account: Account, over: int = 0, columns: int = 0b11) -> Touch:
+    return Touch(step, 0, columns, ((0, 64),), account=account, over=over)
+
+
+def prompt(*prefixes: tuple[int, int]) -> SimpleNamespace:
+    return SimpleNamespace(prefixes=dict(prefixes), prefix=0, block=16, digest=0, arrived=100)
+
+
+@pytest.mark.parametrize(
+    ("other", "later", "found"),
+    [
+        (((7, 64),), touch(5, Account.WRITTEN), Account.WRITTEN),
+        (((7, 64),), touch(5, Account.OPEN), Account.WRITTEN_OVER),
+        (((7, 64),), touch(5, Account.WRITTEN, columns=0b01), Account.WRITTEN_OVER),
+        (((8, 64),), touch(5, Account.WRITTEN), Account.WRITTEN_OVER),
+        (((5, 32), (8, 64)), touch(5, Account.OPEN), Account.OVERWRITTEN),
+        (((6, 32),), touch(5, Account.WRITTEN), Account.WRITTEN_OVER),
+    ],
+    ids=[
+        "the same tokens",
+        "not known to be there",
+        "in one layer",
+        "not comparable",
+        "other tokens",
+        "fewer of the same",
+    ],
+)
+def test_what_was_written_over_is_there_by_the_same_tokens(
+    other: tuple[tuple[int, int], ...], later: Touch, found: Account
+) -> None:
+    requests: Any = {0: prompt((6, 32), (7, 64)), 1: prompt(*other)}
+    first = touch(2, Account.WRITTEN_OVER, over=5)
+    told = dict(rewritten({0: [first], 1: [later]}, requests))
+    assert told[0].account == found and told[1] == later
 
 
 def test_a_file_holds_no_more_than_its_size() -> None:
@@ -189,7 +242,7 @@ def test_what_nobody_else_can_have_written_is_the_readers() -> None:
 
 def test_what_went_to_a_peer_is_sent_and_refusals_are_said() -> None:
     found = Run().read(1).sent(1, 300).result()
-    assert found.of(1) == (Account.SENT, "tcp host:1")
+    assert found.of(1) == (Account.SENT, "tcp host:1", 0)
     assert Run().read(1).sent(1, 0, refused=1).told() == {1: Account.REFUSED}
     assert Run().read(1).sent(1, 20).told() == {}
 
@@ -246,6 +299,6 @@ def test_nothing_is_written_that_is_not_there_at_the_end(events) -> None:
 
 def test_an_open_call_is_told_apart_where_bytes_were_put() -> None:
     silent = Run().read(1)
-    assert silent.result().of(1) == (Account.OPEN, "")
+    assert silent.result().of(1) == (Account.OPEN, "", 0)
     putting = Run().read(1).write(1, "a", 100).read(2, step=2)
     assert [putting.result(a=100).of(call)[0] for call in (1, 2)] == [Account.PARTLY] * 2

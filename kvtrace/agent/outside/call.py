@@ -60,12 +60,15 @@ class OutsideCall:
         self._moved.append(removal)
 
     def sent(self, peer: str, amount: int) -> None:
+        if not peer:
+            return  # a pair of the process's own: an event loop wakes itself
         HERE.did = clock()
         self._sent[peer] = self._sent.get(peer, 0) + amount
 
     def failed(self, peer: str) -> None:
         """A connection was refused, or broke while something was sent."""
-        self._failed[peer] = self._failed.get(peer, 0) + 1
+        if peer:
+            self._failed[peer] = self._failed.get(peer, 0) + 1
 
     def write(self, step: int, thread: int, role: Role = Role.WORKER) -> None:
         """Records of all that happened since it began, or since they were last written. Never raises."""
@@ -95,10 +98,9 @@ class OutsideCall:
             size, target = max(0, wrote.size), _target(place.path)
             yield Row(head, clock(), self.call, step, target, wrote.written, size, int(gone))
         for peer in {**self._sent, **self._failed}:
-            if peer:  # else a pair of the process's own: an event loop wakes itself
-                head = pack_head(Kind.OUTSIDE, Role.WORKER, Way.SOCKET, self.connector, 0, thread)
-                amounts = self._sent.get(peer, 0), 0, self._failed.get(peer, 0)
-                yield Row(head, clock(), self.call, step, _target(peer), *amounts)
+            head = pack_head(Kind.OUTSIDE, Role.WORKER, Way.SOCKET, self.connector, 0, thread)
+            amounts = self._sent.get(peer, 0), 0, self._failed.get(peer, 0)
+            yield Row(head, clock(), self.call, step, _target(peer), *amounts)
 
 
 def write_removal(removal: Removal, when: tuple[int, int, int], role: Role, connector: int) -> None:

@@ -29,8 +29,8 @@ class Files:
     """What one call opened for writing. ``start`` and ``stop`` in the thread of the call."""
 
     def __init__(self) -> None:
-        # path -> (size before, written in place, held something and is written anew)
-        self._paths: dict[str, tuple[int, bool, bool]] = {}
+        self._paths: dict[str, tuple[int, bool]] = {}
+        """path -> (size before, written in place)"""
         self._before: int | None = None
         self._recorded = 0
         self._ident = 0
@@ -53,17 +53,16 @@ class Files:
         else:
             self._before = max(0, after - self._before - (_recorded_bytes() - self._recorded))
 
-    def result(self) -> tuple[int, int, str, bool]:
-        """(bytes, files, first path, whether that one held something and was written anew); -1 where
-        that can't be known."""
+    def result(self) -> tuple[int, int, str]:
+        """(bytes, files, first path); -1 where that can't be known."""
         wrote = self._before
         if not self._paths:
             if wrote is None:
-                return UNKNOWN, UNKNOWN, "", False
-            return (wrote, UNKNOWN, "", False) if wrote >= _NOISE_BYTES else (0, 0, "", False)
+                return UNKNOWN, UNKNOWN, ""
+            return (wrote, UNKNOWN, "") if wrote >= _NOISE_BYTES else (0, 0, "")
         total = 0
         in_place = False
-        for path, (size, partly, _) in self._paths.items():
+        for path, (size, partly) in self._paths.items():
             in_place = in_place or partly
             try:
                 total += max(0, os.path.getsize(path) - size)
@@ -71,8 +70,7 @@ class Files:
                 continue  # opened, and gone by now
         if in_place and wrote:
             total = min(total, wrote)
-        first = next(iter(self._paths))
-        return total, len(self._paths), first, self._paths[first][2]
+        return total, len(self._paths), next(iter(self._paths))
 
     def opened(self, path: Any, flags: int) -> None:
         name = os.path.abspath(os.fsdecode(path))
@@ -82,19 +80,18 @@ class Files:
             return
         size = outside.size_of(name)
         if flags & os.O_TRUNC:
-            self._paths[name] = (0, False, size > 0)
+            self._paths[name] = (0, False)
         elif flags & os.O_APPEND:
-            self._paths[name] = (size, False, False)
+            self._paths[name] = (size, False)
         else:
-            self._paths[name] = (0, size > 0, False)
+            self._paths[name] = (0, size > 0)
 
     def renamed(self, source: Any, target: Any) -> None:
         old, new = (os.path.abspath(os.fsdecode(name)) for name in (source, target))
         if old in self._paths:
-            anew = (0, False, outside.size_of(new) > 0)
             # in its place: the first path stays the first
             self._paths = {
-                new if name == old else name: anew if name == old else seen
+                new if name == old else name: (0, False) if name == old else seen
                 for name, seen in self._paths.items()
             }
 

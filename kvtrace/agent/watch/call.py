@@ -270,14 +270,15 @@ class _WatchedCall:
             _seen_to_read.add(self._index)
         if watched is None and not seen:
             return  # the step after a watched one: its layers' hooks are not watched, so that 0 says nothing
-        size, count, path, replaced = self._files.result()
+        size, count, path = self._files.result()
         if not any(direction == purpose for direction, _, _ in seen):
             # Nothing of what the hook is for was seen.
             seen.insert(0, (purpose, self._layer, self._nothing()))
         key = AGENT.config.salt if AGENT.config is not None else b""
         for at, (direction, name, slots) in enumerate(seen):
-            marks = direction | Flag.REPLACED if replaced and not at else direction
-            head = pack_head(Kind.EFFECT, Role.WORKER, self._hook.code, self._index, marks, AGENT.thread())
+            head = pack_head(
+                Kind.EFFECT, Role.WORKER, self._hook.code, self._index, direction, AGENT.thread()
+            )
             ident = AGENT.id(name) if name else 0
             row = rows.Effect(head, t, ident, step, slots, bytes=UNKNOWN, files=UNKNOWN, target=0)
             if not at:  # what was written is the call's, not the layer's

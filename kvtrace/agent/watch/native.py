@@ -15,6 +15,7 @@ a failure that its status function reports later is not seen here.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -90,6 +91,28 @@ def _swap_batch(sources: str, targets: str) -> Callable[[Named, Any], Iterable[C
     def copies(named: Named, result: Any) -> Iterable[Copy]:
         sizes = numbers(named["sizes"])
         return _both(Ranges(numbers(named[sources]), sizes), Ranges(numbers(named[targets]), sizes))
+
+    return copies
+
+
+def _address(value: Any) -> Any:
+    """Of an integer, of what converts to one (the handles of CUDA's bindings), or of a ctypes object."""
+    if type(value).__module__.startswith(("ctypes", "_ctypes", "builtins")) and not isinstance(value, int):
+        try:
+            value = ctypes.cast(value, ctypes.c_void_p).value or 0
+        except ctypes.ArgumentError:
+            raise NotKnown from None
+    return numbers(int(value))
+
+
+def _one_copy(size: str) -> Callable[[Named, Any], Iterable[Copy]]:
+    """From src to dst. CUDA's bindings return a tuple: first a status, other than 0 for a failure."""
+
+    def copies(named: Named, result: Any) -> Iterable[Copy]:
+        if isinstance(result, tuple) and int(result[0]) != 0:
+            return ()
+        length = numbers(int(named[size]))
+        return _both(Ranges(_address(named["src"]), length), Ranges(_address(named["dst"]), length))
 
     return copies
 
@@ -303,6 +326,21 @@ OPERATIONS: dict[str, NativeCopy] = {
 its tiers, HiSparse."""
 
 _FUNCTIONS: tuple[NativeCopy, ...] = (
+    *(
+        NativeCopy(
+            module, attr, ("dst", "src", size), _one_copy(size), version, f"{size} bytes from src to dst",
+            also=also,
+        )
+        for module, attrs, size, version, also in (
+            ("ctypes", ("memmove",), "count", "Python 3.11", ()),
+            (
+                "cuda.bindings.runtime", ("cudaMemcpy", "cudaMemcpyAsync"), "count", "cuda-bindings 13.5.0",
+                ("cuda.cudart",),
+            ),
+            ("cupy_backends.cuda.api.runtime", ("memcpy", "memcpyAsync"), "size", "CuPy 14.2.0", ()),
+        )
+        for attr in attrs
+    ),
     NativeCopy(
         "vllm.v1.kv_offload.cpu.swap_blocks_triton", "swap_blocks_batch",
         ("src_addrs", "dst_addrs", "sizes"), _swap_batch("src_addrs", "dst_addrs"), _VLLM,

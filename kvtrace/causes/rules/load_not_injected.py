@@ -21,10 +21,11 @@ CAUSE = Cause(
         "connector. Hooks that leave the writing to threads or native code are not judged by that. Or the "
         "load read the very slots that it was to fill, in whatever thread, wrote none of them, and has no "
         "way to write that can't be followed: what it filled is a copy. Or, by the fingerprints, whoever was "
-        "to write: the blocks hold zeroes, or what the same blocks of the cache held for other positions "
-        "before, no write was seen, and they still held it when they were looked at some steps later, where "
-        "that could be done. Or, likewise, some layers of the blocks do, and a layer below them does not, "
-        "though the block had other tokens before: that layer was left out."
+        "to write: the blocks hold zeroes, in all layers or in some that compute to more, or what the same "
+        "blocks of the cache held for other positions before, no write was seen, and they still held it when "
+        "they were looked at some steps later, where that could be done. Or, likewise, some layers of the "
+        "blocks do, and a layer below them does not, though the block had other tokens before: that layer "
+        "was left out."
     ),
     remedy=(
         "Look at start_load_kv for early returns: the forward context's attn_metadata is None in a step "

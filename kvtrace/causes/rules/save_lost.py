@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence.accounted import all_written
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -16,10 +16,10 @@ CAUSE = Cause(
         "one key, or an asynchronous save failed."
     ),
     seen_as=(
-        "A file that was written for one prompt is written again, as the only file of a watched call and "
-        "with as many bytes a slot, for a prompt that does not even share its first block (salted prefix "
-        "digests). Or a save that the connector itself reports as failed. What a connector loses in other "
-        "ways is not visible."
+        "As many bytes as were read of a prompt came to rest, and as many again under the same names in one "
+        "later step, read for prompts that do not even share its first block (salted prefix digests). Or a "
+        "save that the connector itself reports as failed. What a connector loses in other ways is not "
+        "visible."
     ),
     remedy=(
         "Build the key from all tokens up to the end of what is stored, and from the model, the layer and "
@@ -31,24 +31,20 @@ CAUSE = Cause(
 
 def rule(case: Case) -> Results:
     saves = case.run.async_saves
-    trust = case.run.trust
-    if case.affected(CAUSE) and trust.overwritten_calls:
-        old = {request for request, _, _, _ in trust.overwritten}
+    hit = case.affected(CAUSE)
+    if hit and SaveEnd.OVERWRITTEN in case.ends:
         yield case.finding(
             CAUSE,
             "Different prompts are stored under one key: the later one overwrites the earlier one's KV.",
             evidence=[
-                f"{plural(trust.overwritten_calls, 'time')} the file of one prompt was written again for a "
-                "prompt that does not even share its first block (sampled calls only)",
+                f"the files of {plural(len(hit), 'request')} were written again, with no fewer bytes, for "
+                "prompts that do not even share their first block",
                 "a later load of the first prompt's key gives the KV of the other",
             ],
-            events=[
-                Event(request, step, f"its file was written again for {other}", layer=layer)
-                for request, other, step, layer in trust.overwritten[:3]
-            ],
-            headline=f"{plural(len(old), 'request')} lost their KV to another prompt with the same key",
+            events=case.events(CAUSE, "its files were written again for other tokens"),
+            headline=f"{plural(len(hit), 'request')} lost their KV to another prompt with the same key",
         )
-    elif case.affected(CAUSE):
+    elif hit:
         lost = [save for save in saves if save.end == SaveEnd.FAILED]
         yield case.finding(
             CAUSE,

@@ -47,7 +47,7 @@ class Call:
         caught: the connector handled an exception of its own in it.
         elsewhere: other slots were read in place of what was not.
         by_replica: another rank with the same KV read all of it.
-        overwritten: what was written was overwritten then, and by whom.
+        overwritten: what was written was overwritten then, by another rank.
     """
 
     reached: SaveEnd
@@ -60,7 +60,7 @@ class Call:
     caught: bool = False
     elsewhere: bool = False
     by_replica: bool = False
-    overwritten: SaveEnd = SaveEnd.SAVED
+    overwritten: bool = False
     empty: bool = False  # it opened files and wrote next to nothing
     watched: bool = False  # its step was
     slots: int = 0  # that the step is to store, of all requests, implied ones included
@@ -86,7 +86,7 @@ class Call:
         end, grade = self._as_read
         if self.by_replica and self.short:
             end = SaveEnd.SAVED
-        return (self.overwritten if end == SaveEnd.SAVED else end), grade
+        return (SaveEnd.OVERWRITTEN_BY_RANK if self.overwritten and end == SaveEnd.SAVED else end), grade
 
     @property
     def _as_read(self) -> tuple[SaveEnd, Grade]:

@@ -1,55 +1,76 @@
-"""KV that was written and did not stay: files that several ranks, or several prompts, write."""
+"""KV whose files are written again: by another rank or prompt, and it is gone; by the same tokens, and it is
+there."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from kvtrace.ledger.beginnings import beginnings
 from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.intervals import subtract
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Trust
-from kvtrace.ledger.saves.calls import LEAST_BYTES, At, Call, WorkerCalls
-from kvtrace.ledger.saves.measured import WHOLE, Cell, MeasuredCells
+from kvtrace.ledger.saves.calls import At, Call, WorkerCalls
+from kvtrace.ledger.saves.measured import WHOLE, MeasuredCells
 from kvtrace.ledger.slots.accounts import Account
-from kvtrace.ledger.slots.reads import in_layer
-
-_NARROWEST = 16
-"""Two bits for a number of four bytes."""
-Calls = Mapping[At, Call]
-Overwritten = dict[tuple[int, At], SaveEnd]
-"""(worker's index, call) -> by whom what it wrote was overwritten."""
+from kvtrace.ledger.slots.reads import Touch, covered
 
 
-def overwritten(workers: Sequence[WorkerCalls], calls: Sequence[Calls]) -> tuple[Overwritten, Trust]:
-    """The calls whose files did not stay.
+def rewritten(
+    reads: Mapping[int, Sequence[Touch]], requests: Mapping[int, Request]
+) -> Iterator[tuple[int, Touch]]:
+    """(row of a request, touch) of all that was read of them, with what became of what was written over: it
+    is there where the same tokens, read for another request, are; it is gone where the files hold prompts
+    that do not even share its first block."""
+    later: dict[int, list[tuple[int, Touch]]] = defaultdict(list)
+    every = [(row, touch) for row, touches in reads.items() for touch in touches]
+    for row, touch in sorted(every, key=lambda one: one[1].step, reverse=True):
+        if touch.account == Account.WRITTEN_OVER:
+            over = [(one, other) for one, other in later[touch.over] if not touch.columns & ~other.columns]
+            alike = [other for one, other in over if _alike(requests[row], requests[one], touch)]
+            there = [other for other in alike if other.account == Account.WRITTEN]
+            if not subtract(list(touch.positions), covered(there)):
+                touch = replace(touch, account=Account.WRITTEN)
+            elif over and all(_apart(requests[row], requests[one]) for one, _ in over):
+                touch = replace(touch, account=Account.OVERWRITTEN)
+        later[touch.step].append((row, touch))
+        yield row, touch
+
+
+def _alike(one: Request, other: Request, touch: Touch) -> bool:
+    """Whether two prompts begin with the same tokens, as far as a touch of one of them goes."""
+    theirs = beginnings(other)
+    common = (tokens for digest, tokens in beginnings(one).items() if theirs.get(digest) == tokens)
+    return max(common, default=0) >= max((end for _, end in touch.positions), default=0)
+
+
+def _apart(one: Request, other: Request) -> bool:
+    """Whether two prompts differ in their first block already: known where both have digests of it."""
+    firsts = [min(prompt.prefixes.values(), default=0) for prompt in (one, other)]
+    return firsts[0] == firsts[1] > 0 and not one.prefixes.keys() & other.prefixes.keys()
+
+
+def overwritten_by_rank(
+    workers: Sequence[WorkerCalls], calls: Sequence[Mapping[At, Call]]
+) -> tuple[set[tuple[int, At]], Trust]:
+    """Ranks that write one file for the same layer in the same step: the last one's KV stays.
 
     Args:
         calls: of each worker.
+
+    Returns:
+        (worker's index, call) of those whose files did not stay.
     """
-    shared, trust = _by_rank(workers, calls)
-    found: Overwritten = {}
-    for index, (one, of_worker) in enumerate(zip(workers, calls, strict=True)):
-        still = {at for at, call in of_worker.items() if _saved(call) and (index, at) not in shared}
-        of_one, more = _by_prompt(one, still)
-        found.update({(index, at): SaveEnd.OVERWRITTEN for at in of_one})
-        trust += more
-    return {**found, **shared}, trust
-
-
-def _saved(call: Call) -> bool:
-    return call.end[0] == SaveEnd.SAVED
-
-
-def _by_rank(workers: Sequence[WorkerCalls], calls: Sequence[Calls]) -> tuple[Overwritten, Trust]:
-    """Ranks that write one file for the same layer in the same step: the last one's KV stays."""
-    trust, found, apart = Trust(), Overwritten(), 0
+    trust, found, apart = Trust(), set[tuple[int, At]](), 0
     common = [_common(one.watched.table) for one in workers]
     for row, step in enumerate(workers[0].stores.steps.tolist() if workers else ()):
         writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
         """(file, layer) -> (time, worker, column) of those that wrote it."""
         for index, one in enumerate(workers):
             for column, cell in one.watched.table.steps.get(step, {}).items():
-                if column != WHOLE and _saved(calls[index][row, column]):
+                if column != WHOLE and calls[index][row, column].end[0] == SaveEnd.SAVED:
                     layer = one.watched.worker.kv_layers[column]
                     for target in cell.targets.keys() - common[index]:
                         writers[target, layer].append((cell.targets[target], index, column))
@@ -60,70 +81,8 @@ def _by_rank(workers: Sequence[WorkerCalls], calls: Sequence[Calls]) -> tuple[Ov
                 continue
             trust += Trust(shared=((step, layer, ranks),), shared_files=1)
             for _, index, column in sorted(wrote)[:-1]:
-                found[index, (row, column)] = SaveEnd.OVERWRITTEN_BY_RANK
+                found.add((index, (row, column)))
     return found, trust + Trust(files_apart=apart)
-
-
-def _by_prompt(one: WorkerCalls, saved: Set[At]) -> tuple[set[At], Trust]:
-    """Files that a later step writes anew for a prompt with other tokens: the first one's KV is gone.
-
-    Only where the file is all that both calls wrote, and holds as many bytes for a slot both times:
-    one that grows keeps what was in it. A file of far fewer bytes than the KV is no file of it, but an index.
-    What is at rest at the end stands in another file.
-    """
-    found, trust, table, stores = set[At](), Trust(), one.watched.table, one.stores
-    common = _common(table)
-    held: dict[tuple[int, int], tuple[int, float]] = {}  # (layer, file) -> (row, bytes of a slot)
-    for row, step in enumerate(stores.steps.tolist()):
-        slots = int(stores.slots[row])
-        for column, cell in table.steps.get(step, {}).items():
-            target = _only_file(cell)
-            if column == WHOLE or not slots or not target or target in common:
-                continue
-            size = cell.bytes / slots
-            before = held.get((column, target))
-            held[column, target] = (row, size)
-            if before is None or not cell.replaced or size < _least(one, column):
-                continue
-            old, new, first = stores.alone[before[0]], stores.alone[row], (before[0], column)
-            alike = abs(size - before[1]) <= max(size, before[1]) / 4
-            if not (old and new and alike and _apart(old, new)):
-                continue
-            if first in saved - found and not _at_end(one, first):
-                found.add(first)
-                where = (old.id, new.id, step, one.watched.worker.kv_layers[column])
-                trust += Trust(overwritten=(where,), overwritten_calls=1)
-    return found, trust
-
-
-def _least(one: WorkerCalls, column: int) -> float:
-    """Bytes of a slot of a layer in a file that holds its KV, however narrow its numbers are."""
-    worker = one.watched.worker
-    return max(LEAST_BYTES, worker.facts.slot_bytes.get(worker.kv_layers[column], 0.0) / _NARROWEST)
-
-
-def _at_end(one: WorkerCalls, at: At) -> bool:
-    """Whether as many bytes as a call read are there at the end."""
-    row, column = at
-    step = int(one.stores.steps[row])
-    touches = [
-        touch
-        for request in {*one.stores.named[row], *one.stores.unnamed[row]}
-        for touch in in_layer(one.watched.slots.reads.get(request, ()), column)
-        if touch.step == step
-    ]
-    return bool(touches) and all(touch.account == Account.WRITTEN for touch in touches)
-
-
-def _only_file(cell: Cell) -> int:
-    """The file of a call that wrote one, else 0."""
-    return next(iter(cell.targets)) if cell.files == 1 and len(cell.targets) == 1 else 0
-
-
-def _apart(one: Request, other: Request) -> bool:
-    """Whether two prompts differ in their first block already: known where both have digests of it."""
-    firsts = [min(prompt.prefixes.values(), default=0) for prompt in (one, other)]
-    return firsts[0] == firsts[1] > 0 and not one.prefixes.keys() & other.prefixes.keys()
 
 
 def _common(table: MeasuredCells) -> set[int]:

@@ -36,7 +36,6 @@ class Cell:
     bytes: int = 0  # in files opened for writing
     files: int = 0
     targets: Mapping[int, int] = field(default_factory=dict)  # digest of a file's path -> latest time
-    replaced: bool = False  # the file of a call held something before, and was written anew
 
 
 @dataclass(frozen=True)
@@ -94,20 +93,19 @@ def _cells(effect: rows.Effect, column: Array) -> dict[int, dict[int, Cell]]:
     cells: dict[int, dict[int, Cell]] = defaultdict(dict)
     starts = np.flatnonzero(np.diff(effect.step, prepend=-1) | np.diff(column, prepend=_NO_LAYER))
     known, wrote = effect.slots >= 0, (effect.target != 0) & (effect.files > 0)
-    replaced = wrote & (rows.flags(effect.head) & Flag.REPLACED != 0)
     sums = [
         np.add.reduceat(np.clip(of, 0, _MOST), starts).tolist() if len(starts) else []
-        for of in (effect.slots, effect.bytes, effect.files, known, ~known, wrote, replaced)
+        for of in (effect.slots, effect.bytes, effect.files, known, ~known, wrote)
     ]
     targets = zip(effect.target[wrote].tolist(), effect.t[wrote].tolist(), strict=True)
     alike: dict[tuple[int, bool, int, int], Cell] = {}  # most are, and are kept once
-    for step, here, slots, size, files, some, unsure, number, again in zip(
+    for step, here, slots, size, files, some, unsure, number in zip(
         effect.step[starts].tolist(), column[starts].tolist(), *sums, strict=True
     ):
         latest: dict[int, int] = {}
         for target, t in islice(targets, number):
             latest[target] = max(t, latest.get(target, t))
-        cell = Cell(slots if some else -1, unsure > 0, size, files, latest, again > 0)
+        cell = Cell(slots if some else -1, unsure > 0, size, files, latest)
         if not latest:
             cell = alike.setdefault((cell.slots, cell.unsure, cell.bytes, cell.files), cell)
         cells[step][here] = cell

@@ -19,7 +19,7 @@ from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.saves.calls import At, Call, WorkerCalls
-from kvtrace.ledger.saves.files import overwritten
+from kvtrace.ledger.saves.files import overwritten_by_rank, rewritten
 from kvtrace.ledger.saves.misplaced import strangers
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.stores import Stores, stores_of
@@ -98,6 +98,8 @@ class Read:
 _ENDS = {
     Account.OPEN: (SaveEnd.SAVED, Grade.READ),
     Account.PARTLY: (SaveEnd.SAVED, Grade.READ),
+    Account.WRITTEN_OVER: (SaveEnd.SAVED, Grade.READ),
+    Account.OVERWRITTEN: (SaveEnd.OVERWRITTEN, Grade.WRITTEN),
     Account.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
     Account.SENT: (SaveEnd.SAVED, Grade.READ),
     Account.REFUSED: (SaveEnd.PUT_FAILED, Grade.WRITTEN),
@@ -208,7 +210,7 @@ def _calls(engine: Engine, stores: Stores, evidence: SaveEvidence) -> tuple[list
         gathering.append(WorkerCalls(watched, stores, reached, engine.block_size, windows_of(engine, worker)))
     calls = [one.gathered(evidence.swallowed) for one in gathering]
     replicated = _replicated(engine)
-    files, trust = ({}, Trust()) if replicated else overwritten(gathering, calls)
+    gone, trust = (set[tuple[int, At]](), Trust()) if replicated else overwritten_by_rank(gathering, calls)
     whole = {
         (row, one.watched.worker.kv_layers[column])
         for one, of_worker in zip(gathering, calls, strict=True)
@@ -218,9 +220,8 @@ def _calls(engine: Engine, stores: Stores, evidence: SaveEvidence) -> tuple[list
     for index, (one, of_worker) in enumerate(zip(gathering, calls, strict=True)):
         for at, call in of_worker.items():
             replica = (at[0], one.watched.worker.kv_layers[at[1]]) in whole
-            file = files.get((index, at), SaveEnd.SAVED)
-            if replica or file != SaveEnd.SAVED:
-                of_worker[at] = dataclasses.replace(call, by_replica=replica, overwritten=file)
+            if replica or (index, at) in gone:
+                of_worker[at] = dataclasses.replace(call, by_replica=replica, overwritten=(index, at) in gone)
         trust = sum((call.trust * n for call, n in Counter(of_worker.values()).items()), trust)
     return calls, trust
 
@@ -307,9 +308,8 @@ def _reads(
         caught = caught_in_saving(one.worker, swallowed)
         others = other_slots(one, requests, engine)
         reads = [*_missed(others), *_too_late(one.slots), *_out_of_windows(one, engine)]
-        for row, touches in one.slots.reads.items():
-            for touch in touches:
-                reads += [(row, read) for read in reads_of(touch, one.worker, caught)]
+        for row, touch in rewritten(one.slots.reads, requests):
+            reads += [(row, read) for read in reads_of(touch, one.worker, caught)]
         for row, read in reads:
             for part in _told_apart(read, others):
                 pairs = part.pairs << first

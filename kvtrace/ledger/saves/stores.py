@@ -23,7 +23,6 @@ class Stores:
 
     steps: Array
     slots: Array  # of all requests
-    alone: tuple[Request | None, ...]  # the request, in the steps that store for one only
     named: tuple[Mapping[int, list[Interval]], ...]
     """Row of a request -> its positions that the step's metadata names, as far as they had KV."""
     unnamed: tuple[Mapping[int, list[Interval]], ...]
@@ -44,7 +43,6 @@ def stores_of(requests: Mapping[int, Request]) -> Stores:
     steps: Array = np.unique(np.array([e.step for r in requests.values() for e in r.entries], dtype=np.int64))
     at = {step: i for i, step in enumerate(steps.tolist())}
     slots = np.zeros(len(steps), np.int64)
-    storing: list[dict[int, Request]] = [{} for _ in range(len(steps))]
     named: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
     unnamed: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
     for row, request in requests.items():
@@ -53,12 +51,10 @@ def stores_of(requests: Mapping[int, Request]) -> Stores:
             size = min(max(0, entry.slots), _MOST_SLOTS)
             slots[i] += size
             if size:
-                storing[i][row] = request
                 (unnamed if entry.implied else named)[i].setdefault(row, []).append(positions(request, entry))
     return Stores(
         steps=steps,
         slots=slots,
-        alone=tuple(next(iter(of.values())) if len(of) == 1 else None for of in storing),
         named=tuple({row: union(parts) for row, parts in of.items()} for of in named),
         unnamed=tuple({row: union(parts) for row, parts in of.items()} for of in unnamed),
     )

@@ -51,6 +51,10 @@ class Account(IntEnum):
     """As many bytes went through sockets: what the peer keeps is out of sight."""
     PARTLY = 7
     """It can't be told, of a connector that did put bytes somewhere: some of it may be among them."""
+    WRITTEN_OVER = 8
+    """As many bytes came to rest, and as many again under the same names, in one later step."""
+    OVERWRITTEN = 9
+    """That was other prompts' KV."""
 
 
 _ALONE = {account: (account, "") for account in Account}
@@ -64,14 +68,18 @@ class Accounts:
     of_call: number of a watched call -> what became of what it read, and the peer of what was SENT.
     totals: of each connector.
     putting: calls of connectors that put bytes somewhere.
+    over: call -> the step in which what it wrote was WRITTEN_OVER.
     """
 
     of_call: Mapping[int, tuple[Account, str]] = field(default_factory=dict)
     totals: tuple[OutsideBytes, ...] = ()
     putting: frozenset[int] = frozenset()
+    over: Mapping[int, int] = field(default_factory=dict)
 
-    def of(self, call: int) -> tuple[Account, str]:
-        return self.of_call.get(call) or (Account.PARTLY if call in self.putting else Account.OPEN, "")
+    def of(self, call: int) -> tuple[Account, str, int]:
+        """What became of what it read, the peer, and the step in which it was WRITTEN_OVER."""
+        nothing = Account.PARTLY if call in self.putting else Account.OPEN, ""
+        return *self.of_call.get(call, nothing), self.over.get(call, 0)
 
 
 class TracedSpool(NamedTuple):
@@ -92,12 +100,13 @@ def accounts(trace: TracedSpool, rest: RestFile) -> Accounts:
     indexes = sorted(set(np.unique(rows.detail(slots.head)).tolist()) - {0})
     reads = set(rows.detail(slots.head[rows.flags(slots.head) & Flag.STORE != 0]).tolist()) & {*indexes}
     found = [_of_connector(trace, files, index, alone=(reads or {*indexes}) == {index}) for index in indexes]
-    totals = tuple(total for _, total in found)
+    totals = tuple(total for *_, total in found)
     put = {total.connector for total in totals if total.went}
     return Accounts(
-        {call: one for of_calls, _ in found for call, one in of_calls.items()},
+        {call: one for of_calls, _, _ in found for call, one in of_calls.items()},
         totals,
         frozenset(slots.call[np.isin(rows.detail(slots.head), list(put))].tolist()),
+        {call: step for _, over, _ in found for call, step in over.items()},
     )
 
 
@@ -108,7 +117,7 @@ class _StoreFile:
     """What came under one name, or several. ``end``: its size in bytes when the run was over. ``came``: bytes
     that were written to it in all, as far as that was seen; ``before``: what it held then."""
 
-    __slots__ = ("before", "came", "database", "emptied", "end", "names", "removed", "replaced", "size")
+    __slots__ = ("after", "before", "came", "database", "emptied", "end", "names", "over", "removed", "size")
 
     def __init__(self, name: str, before: int) -> None:
         self.names: tuple[str, ...] = (name,)
@@ -116,12 +125,22 @@ class _StoreFile:
         self.size = self.end = self.came = 0
         self.emptied = False
         """It is there, and holds nothing any more."""
-        self.replaced = False
-        """Something else was written under its name."""
+        self.after: _StoreFile | None = None
+        """What was written under its name since, and in which step."""
+        self.over = 0
         self.removed = False
         """The connector took its last name away."""
         self.database = False
         """Rows of it may be deleted, and others written in their place: its size tells nothing of them."""
+
+    def written_over(self, after: _StoreFile, step: int) -> None:
+        """Something else was written under its name."""
+        self.after, self.over = after, step
+
+    @property
+    def renewed(self) -> bool:
+        """Whether no less came under its name since than it held."""
+        return self.after is not None and self.after.came >= self.came * _LEAST
 
     @property
     def lost(self) -> bool:
@@ -133,7 +152,7 @@ class _StoreFile:
     def keeps(self) -> bool:
         """What came into it is there at the end. Where it holds less than came, some was written over, and of
         none it can be told."""
-        return not self.replaced and self.came * _LEAST <= self.end
+        return self.after is None and self.came * _LEAST <= self.end
 
     @property
     def grew(self) -> int:
@@ -143,7 +162,7 @@ class _StoreFile:
     @property
     def held(self) -> int:
         """Bytes of what came that are there at the end, at most."""
-        return 0 if self.replaced else min(self.grew, self.end)
+        return 0 if self.after else min(self.grew, self.end)
 
 
 class _Write(NamedTuple):
@@ -166,7 +185,7 @@ class _Files:
             row = rows.Outside._make(words)
             name, way = trace.names.get(row.target, ""), rows.code(row.head)
             if way == Way.NAME:
-                self._named(name, trace.names.get(row.size, ""), bool(rows.flags(row.head) & Flag.REPLACED))
+                self._named(name, trace.names.get(row.size, ""), row)
             elif way != Way.SOCKET:
                 file = self._written(name, row)
                 file.came += max(0, row.bytes)
@@ -179,16 +198,17 @@ class _Files:
             file.emptied = any(one.exists for one in found) and file.end == 0 < file.size
 
     def _written(self, name: str, row: rows.Outside) -> _StoreFile:
-        file = self._now.get(name)
+        file = old = self._now.get(name)
         if file is None or rows.flags(row.head) & Flag.FIRST:
-            if file is not None:
-                file.replaced = True
             file = self._now[name] = _StoreFile(name, max(0, row.size - max(0, row.bytes)))
+            if old is not None:
+                old.written_over(file, row.step)
         file.database |= rows.code(row.head) == Way.SQLITE
         file.size = max(0, row.size)
         return file
 
-    def _named(self, old: str, new: str, gone: bool) -> None:
+    def _named(self, old: str, new: str, row: rows.Outside) -> None:
+        gone = bool(rows.flags(row.head) & Flag.REPLACED)
         file = self._now.pop(old, None) if gone else self._now.get(old)
         if file is None:
             return
@@ -197,7 +217,7 @@ class _Files:
         if new:
             before = self._now.get(new)
             if before is not None and before is not file:
-                before.replaced = True
+                before.written_over(file, row.step)
             self._now[new] = file
             file.names = tuple(dict.fromkeys((*file.names, new)))
         elif not file.names:
@@ -241,6 +261,9 @@ class _Group:
         there = sum(one.amount for one in self.writes if one.amount > 0 and one.file.keeps)
         if stays and _accounts_for(there, self.read):
             return Account.WRITTEN
+        renewed = sum(one.amount for one in self.writes if one.amount > 0 and one.file.renewed)
+        if stays and self.over and _accounts_for(there + renewed, self.read):
+            return Account.WRITTEN_OVER
         own = [one.file for one in self.writes if one.amount]
         if _accounts_for(self.written, self.read) and own and all(file.lost for file in own):
             return Account.LOST_LATER
@@ -249,6 +272,12 @@ class _Group:
         if not self.written and _accounts_for(self.sent.total(), self.read):
             return Account.SENT
         return Account.OPEN
+
+    @property
+    def over(self) -> int:
+        """The step in which other things were written under the names of its files; 0: none, or several."""
+        steps = {one.file.over for one in self.writes if one.amount > 0 and one.file.after}
+        return steps.pop() if len(steps) == 1 else 0
 
     @property
     def peer(self) -> str:
@@ -260,7 +289,9 @@ def _accounts_for(written: float, read: float) -> bool:
     return _LEAST * read <= written <= _MOST * read
 
 
-def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) -> tuple[_Found, OutsideBytes]:
+def _of_connector(
+    trace: TracedSpool, files: _Files, index: int, alone: bool
+) -> tuple[_Found, dict[int, int], OutsideBytes]:
     """``alone``: no other one reads KV to store: what was done for no known connector is this one's."""
     found, every, last = _Settled(), _Group(), _Group()
     of_steps: dict[int, _Group] = defaultdict(_Group)
@@ -293,8 +324,9 @@ def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) ->
         every.written,
         sum(max(0, write.amount) for write in every.writes if write.file.lost),
     )
-    kept = found.of_call.items()
-    return {call: one for call, one in kept if not (moved and one[0] == Account.LOST_LATER)}, total
+    if moved:
+        found.forget(Account.LOST_LATER)
+    return found.of_call, found.over, total
 
 
 class _Settled:
@@ -302,7 +334,11 @@ class _Settled:
 
     def __init__(self) -> None:
         self.of_call: _Found = {}
+        self.over: dict[int, int] = {}
         self.read: dict[Account, float] = defaultdict(float)
+
+    def forget(self, account: Account) -> None:
+        self.of_call = {call: one for call, one in self.of_call.items() if one[0] != account}
 
     def settle(self, group: _Group) -> bool:
         """Whether it is known what became of a group."""
@@ -313,6 +349,7 @@ class _Settled:
     def close(self, group: _Group, account: Account) -> None:
         told = (account, group.peer) if account == Account.SENT else _ALONE[account]
         self.of_call.update(dict.fromkeys(group.calls, told))
+        self.over.update(dict.fromkeys(group.calls if account == Account.WRITTEN_OVER else (), group.over))
         self.read[account] += group.read
 
 

@@ -29,6 +29,7 @@ class Touch:
         late: of a write: the layer's attention of that step had begun.
         account: what became of what was read.
         sent_to: the peer of what was sent.
+        over: the step in which it was WRITTEN_OVER.
         late_for: of a read: the requests (rows) for which it came too late: these tokens are in their blocks.
         given_out: of a write: the memory was given out by address, and may have been read instead.
     """
@@ -44,6 +45,7 @@ class Touch:
     given_out: bool = False
     late_for: tuple[int, ...] = ()
     sent_to: str = ""
+    over: int = 0
 
 
 class Amounts(NamedTuple):

@@ -197,12 +197,13 @@ class _Resolver:
             self._sets_read[layers].add(record.slot_set)
         late = self._too_late(one, whole) if read and outer else ()
         if read:
-            account, to = self._accounts.of(record.call)
+            account, to, over = self._accounts.of(record.call)
             for row, positions, stale in owned.requests:
                 others = () if row in late else late
                 touch = Touch(
-                    step, 0, 0, positions, stale, background, account=account, late_for=others, sent_to=to
-                )
+                    step, 0, 0, positions, stale, background,
+                    account=account, late_for=others, sent_to=to, over=over,
+                )  # fmt: skip
                 if background and not others:
                     self._in_time[row, layers] += positions
                 self._gather(_Use.READ, row, touch, one)
