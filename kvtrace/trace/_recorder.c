@@ -479,7 +479,6 @@ static PyMethodDef store_methods[] = {
 
 static PyMemberDef store_members[] = {
     {"size", T_LONGLONG, offsetof(Store, size), READONLY, "bytes of the file that are sealed"},
-    {"written", T_LONGLONG, offsetof(Store, end), READONLY, "bytes of the file, without what stands in the window"},
     {"blocks", T_LONGLONG, offsetof(Store, number), READONLY, "blocks that are sealed"},
     {"lost", T_LONGLONG, offsetof(Store, lost), 0, "records dropped since it stopped"},
     {"limit", T_LONGLONG, offsetof(Store, limit), 0, "size from which it is full"},

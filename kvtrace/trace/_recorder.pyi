@@ -19,7 +19,6 @@ NO_METADATA: int
 
 class Store:
     size: int
-    written: int
     blocks: int
     lost: int
     limit: int

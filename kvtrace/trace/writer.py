@@ -96,11 +96,6 @@ class Recorder:
         self._path, self._store.path = path, str(path)
 
     @property
-    def written(self) -> int:
-        """Bytes of the file that were handed to ``write``, and as many as its window has."""
-        return self._store.written
-
-    @property
     def full(self) -> bool:
         return self._store.full
 
@@ -226,10 +221,6 @@ class Buffered:
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)
         self._write(head)
-
-    @property
-    def written(self) -> int:
-        return self.size
 
     @property
     def descriptor(self) -> int:

@@ -189,28 +189,3 @@ def test_a_daemon_records_to_a_file_of_its_own(tmp_path: Path) -> None:
     assert out == "ended\n" and (tmp_path / "mine").read_text() == "log"
     assert sorted(map(steps, spool_paths(tmp_path / "run"))) == [4, 7]
     assert list(map(stopped, spool_paths(tmp_path / "run"))) == [Stop.CLEAN, Stop.CLEAN]
-
-
-def test_a_counter_of_an_ended_thread_closes_no_users_file(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        """
-        import threading
-        from kvtrace.agent.outside import opened
-
-        def work():
-            opened._written()
-            number = opened._counter.file
-            os.close(number)
-            mine = os.open(here / "mine", os.O_WRONLY | os.O_CREAT, 0o600)
-            assert mine == number
-            kept.append(mine)
-
-        kept = []
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        os.write(kept[0], b"still open")
-        """,
-    )
-    assert (tmp_path / "mine").read_text() == "still open"

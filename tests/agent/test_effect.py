@@ -314,23 +314,6 @@ def test_the_files_that_a_call_wrote_and_what_stands_in_them(trace, caches, tmp_
     assert target == digest_of(str(tmp_path / "kv.safetensors"), AGENT.config.salt)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_an_unknown_native_writer_leaves_the_files_unknown(trace, caches, tmp_path):
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-
-    def write(connector, kv, slots):
-        descriptor = libc.open(str(tmp_path / "hidden").encode(), os.O_WRONLY | os.O_CREAT, 0o600)
-        data = b"x" * 8192
-        libc.write(descriptor, data, len(data))
-        libc.close(descriptor)
-
-    save(make(caches, write), caches)
-    ((_, _, _, _, size, files, target),) = effects(trace)
-    assert (size, files, target) == (8192, -1, 0)
-
-
 def test_another_threads_files_and_copies_are_not_this_calls(trace, caches, tmp_path):
     def write(connector, kv, slots):
         def other():
@@ -519,7 +502,7 @@ def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
 
 def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, monkeypatch):
     monkeypatch.setattr(call.CopyWatch, "start", lambda self: 1 / 0)
-    monkeypatch.setattr(call.Files, "stop", lambda self: 1 / 0)
+    monkeypatch.setattr(call.OutsideCall, "files", lambda self: 1 / 0)
     connector = make(caches)
     step(connector, caches, store())
     assert len(connector.kept) == 2

@@ -601,6 +601,20 @@ def test_anothers_slots_of_the_same_step_are_read_twice(tmp_path: Path, named: b
     assert alike(sim, "b") == {(0, 32): fate}
 
 
+@pytest.mark.parametrize(("times", "layers"), [(4, 4), (3, 4), (2, 2)])
+def test_a_layer_that_is_read_for_all_the_others(tmp_path: Path, times: int, layers: int) -> None:
+    """Once for each: each layer's record gets that layer's KV. Fewer times say nothing of the others."""
+    sim = cache(tmp_path, layers=layers)
+    for request in "ab":
+        prefill(sim, request, 0, 32, unreadable=True)
+        for _ in range(times):
+            sim.read(request, 0, 32, layers=[layers - 1])
+        sim.finish(request, 32)
+    *others, last = by_pair(sim)
+    assert last == {(0, 32): SAVED}
+    assert ({(0, 32): MISPLACED} in others) == (times == layers > 2)
+
+
 @pytest.mark.parametrize(
     ("saved", "between", "fate"), [(True, 0, SAVED), (True, 2, SAVED), (False, 0, NOT_OFFERED)]
 )

@@ -15,7 +15,7 @@ from kvtrace.agent.origin import HERE
 from kvtrace.agent.outside import files, sockets
 from kvtrace.agent.outside.files import PLACES, Removal, WrittenFile, Wrote
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.trace.format import Flag, Kind, Role, Way, pack_head
+from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, Way, pack_head
 from kvtrace.trace.mask import mask_text
 from kvtrace.trace.rows import Outside as Row
 
@@ -44,6 +44,7 @@ class OutsideCall:
         self._removed: list[Wrote] = []
         """What this call wrote and removes: how much it was is seen before it is gone."""
         self._moved: list[Removal] = []
+        self._looks: list[Wrote] | None = None
         self._sent: dict[str, int] = {}
         self._failed: dict[str, int] = {}
 
@@ -70,6 +71,21 @@ class OutsideCall:
         if peer:
             self._failed[peer] = self._failed.get(peer, 0) + 1
 
+    def _look(self) -> list[Wrote]:
+        """At each file that it opened, once: what is there and what came."""
+        if self._looks is None:
+            self._looks = [*self._removed, *(PLACES.look(place) for place in self._opened.values())]
+        return self._looks
+
+    def files(self) -> tuple[int, int, str]:
+        """(bytes, files, first path) of what it opened for writing, but for databases and shared memory; -1
+        where a file is written in place."""
+        looks = [one for one in self._look() if one.place.way == Way.FILE]
+        path = looks[0].place.path if looks else ""
+        if any(one.written < 0 for one in looks):
+            return UNKNOWN, UNKNOWN, path
+        return sum(one.written for one in looks), len(looks), path
+
     def write(self, step: int, thread: int, role: Role = Role.WORKER) -> None:
         """Records of all that happened since it began, or since they were last written. Never raises."""
         try:
@@ -83,7 +99,7 @@ class OutsideCall:
         self._empty()
 
     def _rows(self, step: int, thread: int) -> Iterator[Row]:
-        looked = [*self._removed, *(PLACES.look(place) for place in self._opened.values())]
+        looked = list(self._look())
         for place in PLACES.still_open():
             if place.path not in self._opened:
                 new, wrote = not place.looks, PLACES.look(place)

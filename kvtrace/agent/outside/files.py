@@ -160,10 +160,6 @@ class Removal(NamedTuple):
     """``clock`` when it got its new name: other threads may see it under that one before the call is over."""
 
 
-OPENED: list[Callable[[Any, int], None]] = []
-"""Are told of each path that is opened for writing, with the flags, in the thread that does so."""
-RENAMED: list[Callable[[Any, Any], None]] = []
-"""... and of each that gets another name."""
 ELSEWHERE: list[Callable[[Removal], None]] = []
 """Are told of what a connector removes, renames or links outside a watched call."""
 
@@ -212,13 +208,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 def _open(args: tuple[Any, ...]) -> None:
     path, _, flags = args
     if isinstance(flags, int) and flags & _WRITING and not isinstance(path, int):
-        _opening(path, flags)
-
-
-def _opening(path: Any, flags: int) -> None:
-    for tell in OPENED:
-        tell(path, flags)
-    _note(path, flags)
+        _note(path, flags)
 
 
 def _rename(args: tuple[Any, ...], linked: bool = False) -> None:
@@ -228,12 +218,6 @@ def _rename(args: tuple[Any, ...], linked: bool = False) -> None:
     if moved is not None:
         old, place = moved
         _tell(Removal(old, place.path, linked, at), place)
-
-
-def _renamed(args: tuple[Any, ...]) -> None:
-    for tell in RENAMED:
-        tell(args[0], args[1])
-    _rename(args)
 
 
 def _link(args: tuple[Any, ...]) -> None:
@@ -272,7 +256,7 @@ def _connect(args: tuple[Any, ...]) -> None:
 
 _EVENTS: dict[str, Callable[[tuple[Any, ...]], None]] = {
     "open": _open,
-    "os.rename": _renamed,
+    "os.rename": _rename,
     "os.link": _link,
     "os.remove": _remove,
     "os.truncate": _truncate,
@@ -292,7 +276,7 @@ def _tell(removal: Removal, place: WrittenFile | None = None) -> None:
 def note(path: Any) -> None:
     """A native writer truncates and writes this path."""
     try:
-        _opening(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        _note(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     except Exception:
         AGENT.failed("files outside")
 

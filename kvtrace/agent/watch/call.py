@@ -2,7 +2,7 @@
 
 In a watched step (``policy.py``) the calls of ``save_kv_layer``, ``wait_for_save``, ``start_load_kv`` and
 ``wait_for_layer_load`` run watched: tensor operations on the KV caches (``operations.py``), files
-(``outside/opened.py``), ways by which KV can leave unseen (``escapes.py``), exceptions that the
+(``outside/call.py``), ways by which KV can leave unseen (``escapes.py``), exceptions that the
 connector handles itself (``errors/swallowed.py``). All other calls pay one attribute check.
 
 How a call's record is to be read:
@@ -38,7 +38,6 @@ from kvtrace.agent.facts.connector_facts import does_nothing
 from kvtrace.agent.kv.caches import CACHES
 from kvtrace.agent.origin import HERE, WorkOrigin
 from kvtrace.agent.outside.call import OutsideCall
-from kvtrace.agent.outside.opened import Files
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.steps.prefixes import digest_of
 from kvtrace.agent.watch.escapes import Escapes, works_elsewhere
@@ -175,7 +174,6 @@ class _WatchedCall:
         self._watch: CopyWatch | None = None
         self._states: StateWatch | None = None
         self._before: tuple[Any, WorkOrigin | None] = None, None
-        self._files = Files()
         self._escapes = Escapes(to_the_end=bool(STATES.layers))
         self._owner = owners.owner_of(hooked.index) or owners.register(connector, hooked.index)
         self._swallowed = CallErrors(hooked.hook.name, hooked.role, self._owner)
@@ -189,8 +187,6 @@ class _WatchedCall:
             for value in (kwargs.get("kv_layer"), *args[1:2]):
                 if value is not None:
                     CACHES.add(layer, value)
-        if self._effects:
-            self._begin(self._files)
         if self._role == Role.WORKER:
             watch = CopyWatch(CACHES, layer, self._block_size)
             watch.before = self._escapes.enough
@@ -270,7 +266,7 @@ class _WatchedCall:
             _seen_to_read.add(self._index)
         if watched is None and not seen:
             return  # the step after a watched one: its layers' hooks are not watched, so that 0 says nothing
-        size, count, path = self._files.result()
+        size, count, path = self.outside.files()
         if not any(direction == purpose for direction, _, _ in seen):
             # Nothing of what the hook is for was seen.
             seen.insert(0, (purpose, self._layer, self._nothing()))
