@@ -275,9 +275,13 @@ class _Group:
 
     @property
     def over(self) -> int:
-        """The step in which other things were written under the names of its files; 0: none, or several."""
-        steps = {one.file.over for one in self.writes if one.amount > 0 and one.file.after}
-        return steps.pop() if len(steps) == 1 else 0
+        """The step in which other things were written under the names of its files, but for small ones (an
+        index); 0: none, or several."""
+        steps = Counter[int]()
+        for one in self.writes:
+            steps[one.file.over] += max(0, one.amount) if one.file.after else 0
+        step, amount = max(steps.items(), key=lambda found: found[1], default=(0, 0))
+        return step if amount >= _LEAST * steps.total() else 0
 
     @property
     def peer(self) -> str:
