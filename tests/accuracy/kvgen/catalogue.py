@@ -368,7 +368,7 @@ _REST = (
     _fault("ring-wraps", "a ring of places wraps, and its index still names what lay there before",
            "store-lost-later", "lost", "mixed", store_flaw=("wrap",), **ONE_WAY),
     _fault("key-collides", "different prefixes get the same key; the last one stays",
-           "store-lost-later false-already-stored", "lost", "mixed", **CONTENT, chain=("prefix",),
+           "store-lost-later false-already-stored save-lost", "lost", "mixed", **CONTENT, chain=("prefix",),
            dedupe=("none",),
            store_kind=("npy", "safetensors", "raw", "pt", "memory", "sqlite", "http", "frame"), **ONE_WAY),
     _fault("leaks-handles", "every file that is written stays open", "", "intact", "mixed",
