@@ -444,7 +444,8 @@ class OutsideBytes(NamedTuple):
     sockets); ``at_end``: of these, there at the end; ``accounted``: bytes read for which as many came;
     ``token``: bytes of one token in all layers; ``went``: into files and to peers;
     ``files``: that it wrote; ``removed``: of these, by itself; ``put`` and ``taken_away``: bytes in them, as
-    far as they are known."""
+    far as they are known; ``empty``: that it opened several files, none ever held a byte, and none went to
+    a peer."""
 
     spool: str
     connector: int
@@ -458,6 +459,7 @@ class OutsideBytes(NamedTuple):
     removed: int = 0
     put: int = 0
     taken_away: int = 0
+    empty: bool = False
 
 
 @dataclass(frozen=True)

@@ -494,6 +494,17 @@ def test_narrower_numbers_that_came_back_answer_for_fewer_bytes(
         assert ("store-incomplete" in found) == expected
 
 
+def test_files_that_stay_empty_are_asked_for_whatever_was_read(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.serve(prompts([40]), Rounding(32).policy())
+    sim.write()
+    one = OutsideBytes("spool", 1, 0, None, None, 0, 64, files=16, empty=True)
+    (found,) = (
+        f for f in diagnose(replace(read_run(tmp_path), outside=[one])).findings if f.id == "store-incomplete"
+    )
+    assert found.severity == LIMIT and found.title.startswith("Of 16 files that the connector opened")
+
+
 @pytest.mark.parametrize(
     ("came", "rest", "removed", "first"),
     [

@@ -175,10 +175,26 @@ def test_a_name_to_which_less_came_anew_says_nothing_of_before() -> None:
 
 def test_a_name_to_which_as_much_came_anew_was_written_over() -> None:
     run = twice(256, 4)
-    assert run.told(a=256) == {1: Account.WRITTEN_OVER, 2: Account.WRITTEN}
-    assert run.result(a=256).of(1) == (Account.WRITTEN_OVER, "", 2)
+    assert run.told(a=256) == {1: Account.OVERWRITTEN, 2: Account.WRITTEN}
+    assert run.result(a=256).of(1) == (Account.OVERWRITTEN, "", 2)
     run.read(3, step=3).write(3, "b", 256, step=3).named(3, "b", "a")
-    assert run.told(a=256) == {1: Account.WRITTEN_OVER, 2: Account.WRITTEN_OVER, 3: Account.WRITTEN}
+    assert run.told(a=256) == {1: Account.OVERWRITTEN, 2: Account.OVERWRITTEN, 3: Account.WRITTEN}
+
+
+def test_of_two_files_one_was_written_over_and_an_index_counts_for_none() -> None:
+    run = Run().read(1).write(1, "a", 128).write(1, "b", 128).write(1, "index", 2)
+    run.read(2, first=8, step=2).write(2, "c", 256, step=2).write(2, "index", 4, step=2, anew=True)
+    run.read(3, text="0+2", step=3).write(3, "a", 128, step=3, anew=True).write(
+        3, "index", 6, step=3, anew=True
+    )
+    result = run.result(a=128, b=128, c=256, index=6)
+    assert result.of(1) == (Account.WRITTEN_OVER, "", 3) and result.of(2)[0] == Account.WRITTEN
+
+
+def test_files_that_never_held_a_byte_are_said_whatever_was_read() -> None:
+    assert Run().read(1, text="").write(1, "a", 0).write(1, "b", 0).result(a=0, b=0).totals[0].empty
+    assert not Run().read(1, text="").write(1, "a", 0).write(1, "b", 1).result(a=0, b=1).totals[0].empty
+    assert not Run().read(1, text="").write(1, "a", 0).write(1, "b", 0).sent(1, 9).result().totals[0].empty
 
 
 def touch(step: int, account: Account, over: int = 0, columns: int = 0b11) -> Touch:
@@ -212,9 +228,26 @@ def test_what_was_written_over_is_there_by_the_same_tokens(
     other: tuple[tuple[int, int], ...], later: Touch, found: Account
 ) -> None:
     requests: Any = {0: prompt((6, 32), (7, 64)), 1: prompt(*other)}
-    first = touch(2, Account.WRITTEN_OVER, over=5)
+    first = touch(2, Account.OVERWRITTEN, over=5)
     told = dict(rewritten({0: [first], 1: [later]}, requests))
     assert told[0].account == found and told[1] == later
+
+
+@pytest.mark.parametrize(
+    ("account", "between", "found"),
+    [
+        (Account.OVERWRITTEN, False, Account.OVERWRITTEN),
+        (Account.OVERWRITTEN, True, Account.LOST_LATER),
+        (Account.WRITTEN_OVER, False, Account.WRITTEN_OVER),
+    ],
+    ids=["by the next prompt: one key", "later: a place that is used again", "a part is there"],
+)
+def test_what_other_tokens_wrote_over_is_gone(account: Account, between: bool, found: Account) -> None:
+    requests: Any = {0: prompt((6, 32)), 1: prompt((7, 32)), 2: prompt((8, 32))}
+    reads = {0: [touch(2, account, over=5)], 1: [touch(5, Account.WRITTEN)]}
+    if between:
+        reads[2] = [touch(4, Account.WRITTEN)]
+    assert dict(rewritten(reads, requests))[0].account == found
 
 
 def test_a_file_holds_no_more_than_its_size() -> None:

@@ -13,8 +13,9 @@ from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
-from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.ends import Blind, SaveEnd
 from kvtrace.ledger.saves import pairs
+from kvtrace.ledger.saves.calls import Call
 from kvtrace.ledger.slots.accounts import Account
 from kvtrace.terms import Grade
 from kvtrace.trace.facts import Limit, WatchLimitsFact
@@ -599,6 +600,22 @@ def test_anothers_slots_of_the_same_step_are_read_twice(tmp_path: Path, named: b
         sim.finish(request, 32)
     assert alike(sim, "a") == {(0, 32): MISPLACED}
     assert alike(sim, "b") == {(0, 32): fate}
+
+
+@pytest.mark.parametrize(
+    ("reached", "blind", "end"),
+    [
+        (SaveEnd.NO_FORWARD, Blind.NO, (SaveEnd.NO_FORWARD, Grade.READ)),
+        (SaveEnd.NO_FORWARD, Blind.SLOTS_UNKNOWN, (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)),
+        (SaveEnd.NOT_BOUND, Blind.SLOTS_UNKNOWN, (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)),
+        (SaveEnd.RAISED, Blind.SLOTS_UNKNOWN, (SaveEnd.RAISED, Grade.READ)),
+    ],
+)
+def test_a_stage_that_ended_a_save_where_unknown_slots_were_read(
+    reached: SaveEnd, blind: Blind, end: tuple[SaveEnd, Grade]
+) -> None:
+    """They may be its own: another hook took them."""
+    assert Call(reached, named=16, unread=16, slots=16, blind=blind).end == end
 
 
 @pytest.mark.parametrize(("times", "layers"), [(4, 4), (3, 4), (2, 2)])

@@ -16,9 +16,9 @@ CAUSE = Cause(
         "one key, or an asynchronous save failed."
     ),
     seen_as=(
-        "As many bytes as were read of a prompt came to rest, and as many again under the same names in one "
-        "later step, read for prompts that do not even share its first block (salted prefix digests). Or a "
-        "save that the connector itself reports as failed. What a connector loses in other ways is not "
+        "As many bytes as were read of a prompt came to rest, and as many again under all of the names with "
+        "the next prompts that are saved, which do not even share its first block (salted prefix digests). "
+        "Or a save that the connector itself reports as failed. What a connector loses in other ways is not "
         "visible."
     ),
     remedy=(

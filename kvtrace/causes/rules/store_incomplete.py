@@ -14,7 +14,8 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="The KV was read, and nothing of it, or much less than was read, came to rest.",
     seen_as=(
-        "Files were opened for it and none ever held a byte: a fault. Or the files together got less than "
+        "Files were opened for it and none ever held a byte: a fault, or a choice to confirm where it is not "
+        "known what was read for them. Or the files together got less than "
         "nine tenths of the bytes that were read: narrower numbers, compression, a part kept in memory and a "
         "loss look alike from outside, so this is a choice to confirm; where KV came back as other numbers, "
         "kv-altered asks it."
@@ -36,6 +37,17 @@ def rule(case: Case) -> Results:
             evidence=unstored.where(case, CAUSE) + unstored.caught_there(case, CAUSE),
             events=case.events(CAUSE, "read from the KV cache, and nothing in the files that were opened"),
             headline="what came to rest is empty",
+        )
+        return
+    if empty := sum(one.files for one in case.run.outside if one.empty):
+        yield case.finding(
+            CAUSE,
+            f"Of {plural(empty, 'file')} that the connector opened to write none ever held a byte. Is that "
+            "meant?",
+            severity=LIMIT,
+            evidence=["no byte went to a peer either; what was read from the KV cache for them is not known"],
+            headline="the files that it opened to write are empty",
+            remedy=["if KV is to stand in them, see whether what is written is flushed, and where it fails"],
         )
         return
     narrower = list(sizes.narrower(case))

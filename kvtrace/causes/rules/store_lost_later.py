@@ -13,8 +13,10 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="The KV was at rest once, and the connector removed it before the run ended.",
     seen_as=(
-        "The connector itself removed or emptied files that it had written, before the run ended; of tokens "
-        "it is said where as many bytes as were read of them had come to rest there."
+        "The connector itself removed or emptied files that it had written, before the run ended, or wrote "
+        "all of them over for prompts that do not share the first block, and not with the next prompt that "
+        "it saved (else it is save-lost); of tokens it is said where as many bytes as were read of them had "
+        "come to rest there."
     ),
     remedy=(
         "Give the store room for what is to be found again, and key what it holds by all tokens, "
@@ -29,8 +31,8 @@ def rule(case: Case) -> Results:
     if hit:
         yield case.finding(
             CAUSE,
-            f"The connector removed what it had stored of {plural(len(hit), 'request')} before the run "
-            "ended. Is that meant?",
+            f"The connector removed, or wrote over, what it had stored of {plural(len(hit), 'request')} "
+            "before the run ended. Is that meant?",
             evidence=unstored.where(case, CAUSE),
             events=case.events(CAUSE, "it was at rest, and is not any more"),
             headline="KV that was stored is gone by the end of the run",

@@ -93,9 +93,10 @@ class Call:
         if self.complete:
             open_end = self.reached in (SaveEnd.RAISED, SaveEnd.PENDING)
             return (self.reached if open_end else SaveEnd.SAVED), Grade.READ
-        if not self.worked:  # a stage before the hook ended it; that is seen
-            unseen = self.reached == SaveEnd.NOT_OBSERVED
-            return self.reached, Grade.NOT_OBSERVED if unseen else Grade.READ
+        if not self.worked:  # a stage before the hook ended it; that is seen, where nothing else was read
+            read = self.blind == Blind.SLOTS_UNKNOWN and self.reached not in (SaveEnd.RAISED, SaveEnd.PENDING)
+            end = SaveEnd.NOT_OBSERVED if read else self.reached
+            return end, Grade.NOT_OBSERVED if end == SaveEnd.NOT_OBSERVED else Grade.READ
         if self.blind or not self.named:
             silent = self.named > 0 and (self.visible or self.failing)
             return (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED) if silent else (SaveEnd.SAVED, Grade.DECLARED)

@@ -22,19 +22,25 @@ def rewritten(
     reads: Mapping[int, Sequence[Touch]], requests: Mapping[int, Request]
 ) -> Iterator[tuple[int, Touch]]:
     """(row of a request, touch) of all that was read of them, with what became of what was written over: it
-    is there where the same tokens, read for another request, are; it is gone where the files hold prompts
-    that do not even share its first block."""
+    is there where the same tokens, read for another request, are. It is gone where all its files hold prompts
+    that do not even share its first block: those that were saved next had the same key, for all that is
+    known; later ones may have got a place that is used again."""
     later: dict[int, list[tuple[int, Touch]]] = defaultdict(list)
     every = [(row, touch) for row, touches in reads.items() for touch in touches]
     for row, touch in sorted(every, key=lambda one: one[1].step, reverse=True):
-        if touch.account == Account.WRITTEN_OVER:
+        if touch.over:
             over = [(one, other) for one, other in later[touch.over] if not touch.columns & ~other.columns]
             alike = [other for one, other in over if _alike(requests[row], requests[one], touch)]
             there = [other for other in alike if other.account == Account.WRITTEN]
+            account = Account.WRITTEN_OVER
             if not subtract(list(touch.positions), covered(there)):
-                touch = replace(touch, account=Account.WRITTEN)
-            elif over and all(_apart(requests[row], requests[one]) for one, _ in over):
-                touch = replace(touch, account=Account.OVERWRITTEN)
+                account = Account.WRITTEN
+            elif touch.account == Account.OVERWRITTEN and all(
+                _apart(requests[row], requests[one]) for one, _ in over
+            ):
+                following = min((step for step in later if step > touch.step), default=touch.over)
+                account = Account.OVERWRITTEN if touch.over == following else Account.LOST_LATER
+            touch = replace(touch, account=account if over else Account.WRITTEN_OVER)
         later[touch.step].append((row, touch))
         yield row, touch
 

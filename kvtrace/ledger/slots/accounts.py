@@ -52,9 +52,9 @@ class Account(IntEnum):
     PARTLY = 7
     """It can't be told, of a connector that did put bytes somewhere: some of it may be among them."""
     WRITTEN_OVER = 8
-    """As many bytes came to rest, and as many again under the same names, in one later step."""
+    """As many bytes came to rest, and as many again under some of the names, in one later step."""
     OVERWRITTEN = 9
-    """That was other prompts' KV."""
+    """... under all of the names."""
 
 
 _ALONE = {account: (account, "") for account in Account}
@@ -68,7 +68,7 @@ class Accounts:
     of_call: number of a watched call -> what became of what it read, and the peer of what was SENT.
     totals: of each connector.
     putting: calls of connectors that put bytes somewhere.
-    over: call -> the step in which what it wrote was WRITTEN_OVER.
+    over: call -> the step in which what it wrote was written over.
     """
 
     of_call: Mapping[int, tuple[Account, str]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Accounts:
     over: Mapping[int, int] = field(default_factory=dict)
 
     def of(self, call: int) -> tuple[Account, str, int]:
-        """What became of what it read, the peer, and the step in which it was WRITTEN_OVER."""
+        """What became of what it read, the peer, and the step in which it was written over."""
         nothing = Account.PARTLY if call in self.putting else Account.OPEN, ""
         return *self.of_call.get(call, nothing), self.over.get(call, 0)
 
@@ -263,7 +263,7 @@ class _Group:
             return Account.WRITTEN
         renewed = sum(one.amount for one in self.writes if one.amount > 0 and one.file.renewed)
         if stays and self.over and _accounts_for(there + renewed, self.read):
-            return Account.WRITTEN_OVER
+            return Account.WRITTEN_OVER if there else Account.OVERWRITTEN
         own = [one.file for one in self.writes if one.amount]
         if _accounts_for(self.written, self.read) and own and all(file.lost for file in own):
             return Account.LOST_LATER
@@ -306,7 +306,8 @@ def _of_connector(
     for group in of_steps.values():
         if not found.settle(group):
             last.add(group)
-    if last.read and _never_a_byte(every):
+    empty = _never_a_byte(every)
+    if last.read and empty and not every.unknown:
         found.close(last, Account.EMPTY)
     else:
         found.settle(last)
@@ -327,6 +328,7 @@ def _of_connector(
         sum(file.lost for file in own.values()),
         every.written,
         sum(max(0, write.amount) for write in every.writes if write.file.lost),
+        empty,
     )
     if moved:
         found.forget(Account.LOST_LATER)
@@ -353,7 +355,8 @@ class _Settled:
     def close(self, group: _Group, account: Account) -> None:
         told = (account, group.peer) if account == Account.SENT else _ALONE[account]
         self.of_call.update(dict.fromkeys(group.calls, told))
-        self.over.update(dict.fromkeys(group.calls if account == Account.WRITTEN_OVER else (), group.over))
+        if account in (Account.WRITTEN_OVER, Account.OVERWRITTEN):
+            self.over.update(dict.fromkeys(group.calls, group.over))
         self.read[account] += group.read
 
 
@@ -366,7 +369,7 @@ def _never_a_byte(every: _Group) -> bool:
     """Whether several files were opened, none of them ever held anything, and nothing went elsewhere."""
     files = {id(one.file): one.file for one in every.writes}
     nothing = not any(file.size or file.end for file in files.values())
-    return len(files) > 1 and nothing and not (every.sent.total() or every.unknown or every.refused)
+    return len(files) > 1 and nothing and not (every.sent.total() or every.refused)
 
 
 def _of_calls(

@@ -29,7 +29,7 @@ class Touch:
         late: of a write: the layer's attention of that step had begun.
         account: what became of what was read.
         sent_to: the peer of what was sent.
-        over: the step in which it was WRITTEN_OVER.
+        over: the step in which it was written over.
         late_for: of a read: the requests (rows) for which it came too late: these tokens are in their blocks.
         given_out: of a write: the memory was given out by address, and may have been read instead.
     """
