@@ -181,7 +181,7 @@ def test_a_name_to_which_as_much_came_anew_was_written_over() -> None:
     assert run.told(a=256) == {1: Account.OVERWRITTEN, 2: Account.OVERWRITTEN, 3: Account.WRITTEN}
 
 
-def test_of_two_files_one_was_written_over_and_an_index_counts_for_none() -> None:
+def test_an_index_that_is_written_anew_counts_for_nothing() -> None:
     run = Run().read(1).write(1, "a", 128).write(1, "b", 128).write(1, "index", 2)
     run.read(2, first=8, step=2).write(2, "c", 256, step=2).write(2, "index", 4, step=2, anew=True)
     run.read(3, text="0+2", step=3).write(3, "a", 128, step=3, anew=True).write(
@@ -191,7 +191,7 @@ def test_of_two_files_one_was_written_over_and_an_index_counts_for_none() -> Non
     assert result.of(1) == (Account.WRITTEN_OVER, "", 3) and result.of(2)[0] == Account.WRITTEN
 
 
-def test_files_that_never_held_a_byte_are_said_whatever_was_read() -> None:
+def test_files_that_never_held_a_byte_are_said() -> None:
     assert Run().read(1, text="").write(1, "a", 0).write(1, "b", 0).result(a=0, b=0).totals[0].empty
     assert not Run().read(1, text="").write(1, "a", 0).write(1, "b", 1).result(a=0, b=1).totals[0].empty
     assert not Run().read(1, text="").write(1, "a", 0).write(1, "b", 0).sent(1, 9).result().totals[0].empty
@@ -224,7 +224,7 @@ def prompt(*prefixes: tuple[int, int]) -> SimpleNamespace:
         "fewer of the same",
     ],
 )
-def test_what_was_written_over_is_there_by_the_same_tokens(
+def test_what_the_same_tokens_wrote_over_is_there(
     other: tuple[tuple[int, int], ...], later: Touch, found: Account
 ) -> None:
     requests: Any = {0: prompt((6, 32), (7, 64)), 1: prompt(*other)}

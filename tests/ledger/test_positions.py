@@ -13,7 +13,7 @@ from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
-from kvtrace.ledger.ends import Blind, SaveEnd
+from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.saves import pairs
 from kvtrace.ledger.saves.calls import Call
 from kvtrace.ledger.slots.accounts import Account
@@ -603,19 +603,19 @@ def test_anothers_slots_of_the_same_step_are_read_twice(tmp_path: Path, named: b
 
 
 @pytest.mark.parametrize(
-    ("reached", "blind", "end"),
+    ("reached", "unknown", "end"),
     [
-        (SaveEnd.NO_FORWARD, Blind.NO, (SaveEnd.NO_FORWARD, Grade.READ)),
-        (SaveEnd.NO_FORWARD, Blind.SLOTS_UNKNOWN, (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)),
-        (SaveEnd.NOT_BOUND, Blind.SLOTS_UNKNOWN, (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)),
-        (SaveEnd.RAISED, Blind.SLOTS_UNKNOWN, (SaveEnd.RAISED, Grade.READ)),
+        (SaveEnd.NO_FORWARD, False, (SaveEnd.NO_FORWARD, Grade.READ)),
+        (SaveEnd.NO_FORWARD, True, (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)),
+        (SaveEnd.NOT_BOUND, True, (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)),
+        (SaveEnd.RAISED, True, (SaveEnd.RAISED, Grade.READ)),
     ],
 )
 def test_a_stage_that_ended_a_save_where_unknown_slots_were_read(
-    reached: SaveEnd, blind: Blind, end: tuple[SaveEnd, Grade]
+    reached: SaveEnd, unknown: bool, end: tuple[SaveEnd, Grade]
 ) -> None:
     """They may be its own: another hook took them."""
-    assert Call(reached, named=16, unread=16, slots=16, blind=blind).end == end
+    assert Call(reached, named=16, unread=16, slots=16, unknown=unknown).end == end
 
 
 @pytest.mark.parametrize(("times", "layers"), [(4, 4), (3, 4), (2, 2)])

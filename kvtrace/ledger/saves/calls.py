@@ -63,6 +63,7 @@ class Call:
     overwritten: bool = False
     empty: bool = False  # it opened files and wrote next to nothing
     watched: bool = False  # its step was
+    unknown: bool = False  # slots were read in its step, by whatever hook, and it is not known which
     slots: int = 0  # that the step is to store, of all requests, implied ones included
     unread_of: tuple[int, ...] = ()  # rows of the requests of which something was not read
 
@@ -94,8 +95,8 @@ class Call:
             open_end = self.reached in (SaveEnd.RAISED, SaveEnd.PENDING)
             return (self.reached if open_end else SaveEnd.SAVED), Grade.READ
         if not self.worked:  # a stage before the hook ended it; that is seen, where nothing else was read
-            read = self.blind == Blind.SLOTS_UNKNOWN and self.reached not in (SaveEnd.RAISED, SaveEnd.PENDING)
-            end = SaveEnd.NOT_OBSERVED if read else self.reached
+            open_end = self.reached in (SaveEnd.RAISED, SaveEnd.PENDING)
+            end = SaveEnd.NOT_OBSERVED if self.unknown and not open_end else self.reached
             return end, Grade.NOT_OBSERVED if end == SaveEnd.NOT_OBSERVED else Grade.READ
         if self.blind or not self.named:
             silent = self.named > 0 and (self.visible or self.failing)
@@ -182,7 +183,8 @@ class WorkerCalls:
             at, left_out = (row, column), sum(tokens.values())
             reached, blind = SaveEnd(int(self.reached[at])), self._blind(at)
             empty = left_out == total and self._empty(at)
-            key = (reached, blind, empty, *tokens.values())
+            unknown = (int(self.stores.steps[row]), column) in self._slots.unknown
+            key = (reached, blind, empty, unknown, *tokens.values())
             if key not in alike:
                 alike[key] = Call(
                     reached,
@@ -196,6 +198,7 @@ class WorkerCalls:
                     elsewhere=elsewhere,
                     empty=empty,
                     watched=not self._blind_steps[row],
+                    unknown=unknown,
                     slots=int(self.stores.slots[row]),
                     unread_of=tuple(request for request, n in tokens.items() if n),
                 )
