@@ -611,7 +611,7 @@ def test_anothers_slots_of_the_same_step_are_read_twice(tmp_path: Path, named: b
         (SaveEnd.RAISED, True, (SaveEnd.RAISED, Grade.READ)),
     ],
 )
-def test_a_stage_that_ended_a_save_where_unknown_slots_were_read(
+def test_a_stage_ends_no_save_where_unknown_slots_were_read(
     reached: SaveEnd, unknown: bool, end: tuple[SaveEnd, Grade]
 ) -> None:
     """They may be its own: another hook took them."""
