@@ -41,11 +41,15 @@ class ByLayer:
         """The layers in which a loaded block holds nothing but zeroes, beside others in which it does not;
         None: there are none, or these layers were never seen to compute to anything else, or need not keep
         the block (those with a window)."""
-        own = self.of(block) if self._workers[0].whole else {}
+        own = self._with_zeroes.get(_key(block), {}) if self._workers[0].whole else {}
         layers = [layer for layer in sorted(own) if not own[layer] and layer in self._computing]
         if not layers or not any(own.values()):
             return None
         return Differing(frozenset(layers), f"nothing but zeroes in {self._called(layers)}")
+
+    @cached_property
+    def _with_zeroes(self) -> Mapping[tuple[int, int, int], Numbers]:
+        return {block: numbers for one in self._workers for block, numbers in one.numbers(True).items()}
 
     @cached_property
     def _computing(self) -> frozenset[int]:

@@ -4,7 +4,7 @@ there."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvtrace.ledger.beginnings import beginnings
@@ -26,7 +26,10 @@ def rewritten(
     that do not even share its first block: those that were saved next had the same key, for all that is
     known; later ones may have got a place that is used again."""
     later: dict[int, list[tuple[int, Touch]]] = defaultdict(list)
-    every = [(row, touch) for row, touches in reads.items() for touch in touches]
+    every: Iterable[tuple[int, Touch]] = ((row, touch) for row, touches in reads.items() for touch in touches)
+    if not any(touch.over for touches in reads.values() for touch in touches):
+        yield from every
+        return
     for row, touch in sorted(every, key=lambda one: one[1].step, reverse=True):
         if touch.over:
             over = [(one, other) for one, other in later[touch.over] if not touch.columns & ~other.columns]
