@@ -631,6 +631,8 @@ def _store(plan: Plan, rng: random.Random) -> StoreChoice:
         limit = 80
     if plan.fault == "queue-thrown-away":
         limit = 200
+    if plan.fault == "slow-save":
+        limit *= 3  # well above the share of a step that verify is told a hook may take
     limit = plan.limit or limit
     choice = replace(plan.store, limit=limit)
     if plan.fault == "server-slow":
