@@ -231,7 +231,10 @@ def test_local_and_loaded_positions(tmp_path: Path) -> None:
     sim.write()
     run = read_run(tmp_path)
     # What is stored again is saved, even though it was reused; what was loaded stays loaded.
-    assert diagnose(run).saves.accounts == {"loaded": 64, "saved": 64}
+    found = diagnose(run)
+    assert found.saves.accounts == {"loaded": 64, "saved": 64}
+    (reused,) = (one.evidence for one in found.ruled_out if one.id == "local-hit")
+    assert reused.startswith("32 tokens (25.0 %) were reused from the GPU's prefix cache; a save of 0 of these")
     assert named(run.loads).accounts == {"local-hit": 32, "loaded": 64, "missed:lookup-miss": 32}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvtrace.causes.case import CaseRequest, kept_before
 from kvtrace.causes.rule import NOTE, Case, Cause, Results
-from kvtrace.causes.tables import rows
 from kvtrace.terms import LOCAL_HIT, Grade
 from kvtrace.words import count, percent
 
@@ -31,9 +30,7 @@ def rule(case: Case) -> Results:
     known = [engine for engine in case.run.engines if engine.facts.prefix_caching is not None]
     if not known or not case.requests:
         return
-    base = case.run.base
-    reuse = base[base["outcome"] == LOCAL_HIT]
-    reused = round(sum(row.amount / max(1, case.engines[row.engine].pairs) for row in rows(reuse)))
+    reused = case.whole.tokens.get(LOCAL_HIT, 0)
     if any(engine.facts.prefix_caching for engine in known):
         share = percent(reused, case.total_tokens)
         stored = min(reused, sum(min(r.local, _stored(case, r)) for r in case.requests if r.local))
