@@ -232,7 +232,6 @@ def test_hf3fs_gathers_and_scatters_slots(cache_ops: Any) -> None:
 @pytest.mark.parametrize(
     ("attr", "module", "result"),
     [
-        ("memmove", "ctypes", 1 << 40),
         ("cudaMemcpyAsync", "cuda.bindings", (0,)),
         ("memcpyAsync", "cupy", None),
     ],

@@ -332,7 +332,6 @@ _FUNCTIONS: tuple[NativeCopy, ...] = (
             also=also,
         )
         for module, attrs, size, version, also in (
-            ("ctypes", ("memmove",), "count", "Python 3.11", ()),
             (
                 "cuda.bindings.runtime", ("cudaMemcpy", "cudaMemcpyAsync"), "count", "cuda-bindings 13.5.0",
                 ("cuda.cudart",),

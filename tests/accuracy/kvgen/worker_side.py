@@ -342,7 +342,7 @@ def _grab(w: Writer) -> str:
             "size = kv.stride(0) * kv.element_size()",
             "out = torch.empty((len(where), *kv.shape[1:]), dtype=kv.dtype)",
             "for i, b in enumerate(where):",
-            "    " + _copied(w, "out.data_ptr() + i * size", "kv.data_ptr() + b * size"),
+            "    ctypes.memmove(out.data_ptr() + i * size, kv.data_ptr() + b * size, size)",
         ],
         "view": [
             "out = kv.view(kv.shape[0], -1)[torch.tensor(where, dtype=torch.long)].view(-1, *kv.shape[1:])"
@@ -541,19 +541,11 @@ def _give(w: Writer) -> str:
             "tensor = tensor.contiguous()",
             "size = kv.stride(0) * kv.element_size()",
             "for i, b in enumerate(where):",
-            "    " + _copied(w, "kv.data_ptr() + b * size", "tensor.data_ptr() + i * size"),
+            "    ctypes.memmove(kv.data_ptr() + b * size, tensor.data_ptr() + i * size, size)",
         ],
         "scatter": [f"kv[where // {w.block}, :, where % {w.block}] = tensor"],
     }[plan.give]
     return "\n".join(lines)
-
-
-def _copied(w: Writer, target: str, source: str) -> str:
-    """A call that copies by address: one that kvtrace knows, or a library's, which nobody sees."""
-    if w.plan.variant % 4 < 2:
-        return f"ctypes.memmove({target}, {source}, size)"
-    c = "ctypes.c_void_p({}), ctypes.c_void_p({}), ctypes.c_size_t(size)"
-    return f"ctypes.CDLL(None).memcpy({c.format(target, source)})"
 
 
 # --- completion -----------------------------------------------------------------------------------
