@@ -314,6 +314,33 @@ def test_the_files_that_a_call_wrote_and_what_stands_in_them(trace, caches, tmp_
     assert target == digest_of(str(tmp_path / "kv.safetensors"), AGENT.config.salt)
 
 
+@pytest.mark.parametrize(
+    ("how", "before", "size", "files"),
+    [
+        ("wb", b"", 64, 1),
+        ("wb", b"x", 64, 1),
+        ("ab", b"x", 64, 1),
+        ("r+b", b"x", -1, -1),  # written in place: how much came can't be told
+        ("rename", b"x", 64, 1),
+    ],
+)
+def test_how_much_came_into_the_file_of_a_call(trace, caches, tmp_path, how, before, size, files):
+    path = tmp_path / "kv.bin"
+    path.write_bytes(before)
+
+    def write(connector, kv, slots):
+        part = tmp_path / "kv.part" if how == "rename" else path
+        with open(part, "wb" if how == "rename" else how) as file:
+            file.write(b"y" * 64)
+        if how == "rename":
+            part.replace(path)
+
+    save(make(caches, write), caches)
+    (record,) = effects(trace)
+    assert record[4:6] == (size, files) and record[1] & Flag.STORE
+    assert record[-1] == digest_of(str(path), AGENT.config.salt)
+
+
 def test_another_threads_files_and_copies_are_not_this_calls(trace, caches, tmp_path):
     def write(connector, kv, slots):
         def other():

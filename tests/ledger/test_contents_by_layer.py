@@ -67,6 +67,7 @@ def test_what_stands_in_the_wrong_layers_is_said(tmp_path: Path, numbers: list[i
     [
         [[1, 2, 3, 3], [4, 5, 6, 7], [7, 8, 9, 10]],  # once: it may be chance
         [[1, 2, 3, 3], [4, 5, 3, 3], [7, 8, 3, 3]],  # the same everywhere: nothing was loaded there
+        [[1, 2, 0, 0], [4, 5, 0, 0], [7, 8, 0, 0]],  # zeroes: nothing was loaded there either
     ],
 )
 def test_layers_alike_for_another_reason_are_not_wrong(tmp_path: Path, numbers: list[list[int]]) -> None:

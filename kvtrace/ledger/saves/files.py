@@ -30,7 +30,10 @@ def rewritten(
     if not any(touch.over for touches in reads.values() for touch in touches):
         yield from every
         return
+    following, now = 0, 0  # the step with reads that came next, and this one
     for row, touch in sorted(every, key=lambda one: one[1].step, reverse=True):
+        if touch.step != now:
+            following, now = now, touch.step
         if touch.over:
             over = [(one, other) for one, other in later[touch.over] if not touch.columns & ~other.columns]
             alike = [other for one, other in over if _alike(requests[row], requests[one], touch)]
@@ -41,7 +44,6 @@ def rewritten(
             elif touch.account == Account.OVERWRITTEN and all(
                 _apart(requests[row], requests[one]) for one, _ in over
             ):
-                following = min((step for step in later if step > touch.step), default=touch.over)
                 account = Account.OVERWRITTEN if touch.over == following else Account.LOST_LATER
             touch = replace(touch, account=account if over else Account.WRITTEN_OVER)
         later[touch.step].append((row, touch))
