@@ -12,11 +12,17 @@ if TYPE_CHECKING:
 _MUTE = ("connector-metadata", "store-entries")
 """Ids of what is not observed where the connector's metadata names no stores, and that says nothing."""
 
+_SAVING = ("save_kv_layer", "wait_for_save")
+
 
 def may_hide_work(report: Report) -> bool:
     """Whether a call without work that could be seen may have had some: the metadata names none, and tokens
-    were saved or loaded all the same, or it is not observed whether they were."""
-    if not any(one["id"] in _MUTE for one in report["not_observed"]):
-        return False
-    ledgers = (report["ledger"]["saves"]["accounts"], report["ledger"]["loads"]["accounts"])
-    return any(accounts.get(name) for accounts in ledgers for name in (SAVED, LOADED, NOT_OBSERVED))
+    were saved or loaded all the same, or it is not observed whether they were; or tokens were saved though no
+    save hook was seen to do anything."""
+    saves, loads = report["ledger"]["saves"]["accounts"], report["ledger"]["loads"]["accounts"]
+    if any(one["id"] in _MUTE for one in report["not_observed"]):
+        return any(
+            accounts.get(name) for accounts in (saves, loads) for name in (SAVED, LOADED, NOT_OBSERVED)
+        )
+    works = any(row["with_work"] for row in report["coverage"]["hooks"] if row["hook"] in _SAVING)
+    return bool(saves.get(SAVED)) and not works

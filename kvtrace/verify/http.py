@@ -92,8 +92,11 @@ class Client:
             begin.wait()
             return self._one(request, patience)
 
-        with ThreadPoolExecutor(len(requests)) as pool:
+        pool = ThreadPoolExecutor(len(requests))
+        try:
             return list(pool.map(one, requests))
+        finally:
+            pool.shutdown(wait=False)  # who is told to stop does not wait for answers
 
     def body(self, request: RequestToMake) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -19,6 +19,7 @@ from kvtrace.words import clean
 
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.2
+_LONGEST_PAUSE = 2.0
 _MOST_LOG = 1 << 20
 _ERROR = re.compile(r"[\w.]*(?:Error|Exception)(?:: .+|$)")
 _HEAD = re.compile(r"^\([^)]*\)")
@@ -89,6 +90,7 @@ class Server:
 
     def reset(self, patience: float) -> bool | None:
         deadline = time.monotonic() + patience
+        pause = _POLL_SECONDS
         while True:
             status, came_about = self._client.reset()
             if status == 404:
@@ -101,7 +103,9 @@ class Server:
             if self.gone() or time.monotonic() > deadline:
                 return False
             self.nudge()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            # few: a connector that gives no blocks back keeps those of each nudge too
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def nudge(self) -> None:
         """Have the engine make a few steps."""

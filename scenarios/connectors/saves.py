@@ -206,10 +206,11 @@ class SilentPeerStore(ChunkStore):
 
 
 class CollidingStore(ChunkStore):
-    """Forgets the tokens in its keys: all prompts have the same, and it never looks before it writes."""
+    """Forgets the tokens in its keys: all prompts of one length have the same, and it never looks before it
+    writes."""
 
     def _keys(self, token_ids: Any, start: int, end: int) -> list[str]:
-        return [f"unit-{at // self.unit}" for at in range(start, end, self.unit)]
+        return [f"{at // self.unit}-of-{len(token_ids) // self.unit}" for at in range(start, end, self.unit)]
 
     def _stored(self, keys: list[str]) -> int:
         return 0

@@ -80,7 +80,7 @@ def test_claims_are_asked_in_this_order() -> None:
         ],
         Turn.STEP: ["hook-raised", "exception-swallowed"],
         Turn.REQUEST: ["preempted-before-save", "aborted-before-save", "first-chunk-only"],
-        Turn.WORKER: ["metadata-not-bound", "exception-swallowed", "stored-nothing", "slots-short"],
+        Turn.WORKER: ["metadata-not-bound", "exception-swallowed", "stored-nothing"],
         Turn.LAST: ["metadata-has-no-store"],
         Turn.READ: ["hook-raised", "exception-swallowed"],
     }

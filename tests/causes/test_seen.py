@@ -412,8 +412,9 @@ def test_a_part_of_a_prompt_whose_metadata_is_not_understood(tmp_path: Path) -> 
     assert [one.id for one in diagnose(partly).findings] == ["metadata-has-no-store"]
     unread = replace(run.engines[0], unreadable_steps=1, watched_steps=frozenset({step}))
     first = diagnose(replace(partly, engines=(unread,))).findings[0]
-    assert (first.id, first.tokens) == ("slots-short", 32)
+    assert (first.id, first.tokens) == ("metadata-has-no-store", 32)
     assert first.severity == LIMIT  # no metadata promised the others
+    assert any("slots that the save hook indexes" in line for line in first.remedy)
     assert any("not understood" in line for line in first.evidence)
 
 

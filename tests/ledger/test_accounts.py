@@ -212,7 +212,7 @@ def prompt(*prefixes: tuple[int, int]) -> SimpleNamespace:
         (((7, 64),), touch(5, Account.OPEN), Account.WRITTEN_OVER),
         (((7, 64),), touch(5, Account.WRITTEN, columns=0b01), Account.WRITTEN_OVER),
         (((8, 64),), touch(5, Account.WRITTEN), Account.WRITTEN_OVER),
-        (((5, 32), (8, 64)), touch(5, Account.OPEN), Account.OVERWRITTEN),
+        (((5, 32), (8, 64)), touch(5, Account.OPEN), Account.LOST_LATER),
         (((6, 32),), touch(5, Account.WRITTEN), Account.WRITTEN_OVER),
     ],
     ids=[
@@ -234,19 +234,23 @@ def test_what_the_same_tokens_wrote_over_is_there(
 
 
 @pytest.mark.parametrize(
-    ("account", "between", "found"),
+    ("account", "other", "found"),
     [
-        (Account.OVERWRITTEN, False, Account.OVERWRITTEN),
-        (Account.OVERWRITTEN, True, Account.LOST_LATER),
-        (Account.WRITTEN_OVER, False, Account.WRITTEN_OVER),
+        (Account.OVERWRITTEN, 1, Account.OVERWRITTEN),
+        (Account.OVERWRITTEN, 6, Account.LOST_LATER),
+        (Account.OVERWRITTEN, 4, Account.LOST_LATER),
+        (Account.WRITTEN_OVER, 1, Account.WRITTEN_OVER),
     ],
-    ids=["by the next prompt: one key", "later: a place that is used again", "a part is there"],
+    ids=["older KV stays: one key", "the oldest", "not by the next one", "a part is there"],
 )
-def test_what_other_tokens_wrote_over_is_gone(account: Account, between: bool, found: Account) -> None:
+def test_what_other_tokens_wrote_over_is_gone(account: Account, other: int, found: Account) -> None:
+    """``other``: the step of a prompt that stays."""
     requests: Any = {0: prompt((6, 32)), 1: prompt((7, 32)), 2: prompt((8, 32))}
-    reads = {0: [touch(2, account, over=5)], 1: [touch(5, Account.WRITTEN)]}
-    if between:
-        reads[2] = [touch(4, Account.WRITTEN)]
+    reads = {
+        0: [touch(2, account, over=5)],
+        1: [touch(5, Account.WRITTEN)],
+        2: [touch(other, Account.WRITTEN)],
+    }
     assert dict(rewritten(reads, requests))[0].account == found
 
 

@@ -230,14 +230,17 @@ def test_where_things_were_stored(places: Any, saved: bool, said: str) -> None:
     assert answers.where(report) == said
 
 
-@pytest.mark.parametrize("mute", [True, False])
-def test_never_with_kv_is_said_only_where_metadata_says_all(mute: bool) -> None:
+@pytest.mark.parametrize(("mute", "saved"), [(True, True), (False, True), (False, False)])
+def test_never_with_kv_is_said_only_where_metadata_says_all(mute: bool, saved: bool) -> None:
     report: Any = sample()
     for row in report["coverage"]["hooks"]:
         row["with_work"] = 0
+    if not saved:
+        del report["ledger"]["saves"]["accounts"]["saved"]
     report["not_observed"] = [{"id": "connector-metadata", "why": "not understood"}] if mute else []
-    assert ("with how much KV is not known" in answers.saving(report)) == mute
-    assert ("never with KV to save" in answers.saving(report)) != mute
+    unknown = mute or saved
+    assert ("with how much KV is not known" in answers.saving(report)) == unknown
+    assert ("never with KV to save" in answers.saving(report)) != unknown
 
 
 @pytest.mark.parametrize("grade", ["proved", "written"])

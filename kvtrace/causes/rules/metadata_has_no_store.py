@@ -84,7 +84,11 @@ def rule(case: Case) -> Results:
         + " Is that meant?",
         evidence=evidence,
         events=case.events(CAUSE),
-        remedy=[*([transfers.REMEDY] if unasked else []), CAUSE.remedy],
+        remedy=[
+            *([transfers.REMEDY] if unasked else []),
+            *([_SLOTS_REMEDY] if unread and part else []),
+            CAUSE.remedy,
+        ],
         headline="blocks that two prefill chunks fill together are not stored"
         if across == len(rows)
         else f"the connector {did} {what} of {affected} for storing",
@@ -92,6 +96,7 @@ def rule(case: Case) -> Results:
 
 
 _NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known, only that nobody read them"
+_SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
 
 

@@ -17,7 +17,8 @@ CAUSE = Cause(
     ),
     seen_as=(
         "As many bytes as were read of a prompt came to rest, and as many again under all of the names with "
-        "the next prompts that are saved, which do not even share its first block (salted prefix digests). "
+        "the next prompts that are saved, which do not even share its first block (salted prefix digests), "
+        "while older KV stays: a store that uses its places again drops the oldest first. "
         "Or a save that the connector itself reports as failed. What a connector loses in other ways is not "
         "visible."
     ),
@@ -38,7 +39,7 @@ def rule(case: Case) -> Results:
             "Different prompts are stored under one key: the later one overwrites the earlier one's KV.",
             evidence=[
                 f"the files of {plural(len(hit), 'request')} were written again, with no fewer bytes, for "
-                "prompts that do not even share their first block",
+                "prompts that do not even share their first block, while older KV stays",
                 "a later load of the first prompt's key gives the KV of the other",
             ],
             events=case.events(CAUSE, "its files were written again for other tokens"),

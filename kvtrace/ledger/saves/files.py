@@ -3,8 +3,9 @@ there."""
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvtrace.ledger.beginnings import beginnings
@@ -23,13 +24,15 @@ def rewritten(
 ) -> Iterator[tuple[int, Touch]]:
     """(row of a request, touch) of all that was read of them, with what became of what was written over: it
     is there where the same tokens, read for another request, are. It is gone where all its files hold prompts
-    that do not even share its first block: those that were saved next had the same key, for all that is
-    known; later ones may have got a place that is used again."""
+    that do not even share its first block: those that were saved next had the same key if older KV stays; a
+    store that drops what is oldest, and uses its place again, would have dropped that first."""
     later: dict[int, list[tuple[int, Touch]]] = defaultdict(list)
-    every: Iterable[tuple[int, Touch]] = ((row, touch) for row, touches in reads.items() for touch in touches)
-    if not any(touch.over for touches in reads.values() for touch in touches):
+    every = [(row, touch) for row, touches in reads.items() for touch in touches]
+    if not any(touch.over for _, touch in every):
         yield from every
         return
+    stays = [touch.step for _, touch in every if touch.account == Account.WRITTEN and not touch.over]
+    oldest = min(stays, default=sys.maxsize)
     following, now = 0, 0  # the step with reads that came next, and this one
     for row, touch in sorted(every, key=lambda one: one[1].step, reverse=True):
         if touch.step != now:
@@ -44,7 +47,8 @@ def rewritten(
             elif touch.account == Account.OVERWRITTEN and all(
                 _apart(requests[row], requests[one]) for one, _ in over
             ):
-                account = Account.OVERWRITTEN if touch.over == following else Account.LOST_LATER
+                one_key = touch.over == following and oldest < touch.step
+                account = Account.OVERWRITTEN if one_key else Account.LOST_LATER
             touch = replace(touch, account=account if over else Account.WRITTEN_OVER)
         later[touch.step].append((row, touch))
         yield row, touch
