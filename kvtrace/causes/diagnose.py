@@ -129,8 +129,12 @@ _BEHIND = (
         frozenset({"load-not-injected"}),
         {"store-incomplete": 0.25, "store-failed": 0.25, "store-lost-later": 0.25},
     ),
-    # What the connector holds is no loss: what nothing explains may be one.
-    _Behind(frozenset({"already-stored"}), {"metadata-has-no-store": 0.25}, LIMIT),
+    # What the connector holds, or rounds off, is no loss: what nothing explains may be one.
+    _Behind(
+        frozenset({"already-stored", "below-save-granularity"}),
+        {"metadata-has-no-store": 0.25, "preempted-before-save": 0.25},
+        LIMIT,
+    ),
 )
 _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 """Notes that ask for nothing."""

@@ -8,7 +8,6 @@ from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.rule import (
     FAULT,
-    LIMIT,
     SAVES,
     Case,
     Cause,
@@ -52,10 +51,10 @@ def idle_steps(case: Case, span: LostSpan) -> list[int]:
 
 
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
-    """Positions of a step whose metadata says nothing readable, and in which it was seen that nothing was
-    read: the connector decides on the worker, and there nothing was taken. Where others of the step were
-    read, the hook does its work, and these were not given to it."""
-    return unclaimed if idle_steps(case, span) else []
+    """Positions of a step whose metadata says nothing readable, where it was seen that nothing ever was read:
+    the connector decides on the worker, and there nothing was taken. Where others were read, the hook does
+    its work, and these were not given to it."""
+    return unclaimed if not case.read_steps and idle_steps(case, span) else []
 
 
 CLAIMS = {Turn.WORKER: claim}
@@ -93,16 +92,9 @@ def _finding(case: Case) -> Finding:
         of = " of some layers" if some else ""
         headline = f"the save hooks ran and read no KV slot{of}"
         title = f"The save hooks ran and read no KV slot{of}"
-    # Nothing is known to have been promised, and the hooks do read in other steps.
-    chosen = not trust.nothing and bool(case.read_steps) and not some
-    requests = plural(len(case.affected(CAUSE)), "request")
-    lost = f"{title}: {requests} lost tokens."
-    said = f"{title} for tokens of {requests}. Is that meant?" if chosen else lost
-    meant = ["nothing to do where the connector leaves these out on purpose (at first use, below a length)"]
     return case.finding(
         CAUSE,
-        said,
-        severity=LIMIT if chosen else FAULT,
+        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
         evidence=_evidence(case) + logs_in(case, SAVE_HOOKS),
         events=case.events(
             CAUSE,
@@ -111,8 +103,7 @@ def _finding(case: Case) -> Finding:
             else "none of their slots was read from the KV tensor",
         ),
         headline=headline,
-        remedy=(meant if chosen else [])
-        + [
+        remedy=[
             "look at what save_kv_layer does with the metadata: an early return, an empty slot mapping, a "
             "filter by rank or layer; in a wrapper, whether save_kv_layer and bind_connector_metadata are "
             "passed on",

@@ -10,7 +10,7 @@ from kvtrace.ledger.slots.reads import Slots, covered, in_layer
 
 def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> bool:
     """Whether a step's calls read other slots instead of those that are missing, in all layers together:
-    slots that hold no token, or none yet, slots that they had read already, slots of requests that the step
+    slots that hold no token, or none yet, slots that they had read already, slots of tokens that the step
     does not name, unless these were due since an earlier step. The very slots that it names, read before they
     were computed, are no others.
 
@@ -23,7 +23,8 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
     other = 0
     for column in range(len(watched.worker.kv_layers)):
         amount = slots.amount(step, column)
-        mine = sum(length(_read_in(slots, request, column, step)) for request in stores.named[row])
+        named = stores.named[row].items()
+        mine = sum(length(intersect(_read_in(slots, one, column, step), parts)) for one, parts in named)
         again = cells[column].slots - amount.read if column in cells else 0  # by one call
         foreign = amount.read - amount.useless - mine
         if foreign > 0:
@@ -45,10 +46,10 @@ def _read_early(slots: Slots, stores: Stores, row: int, column: int) -> int:
 
 
 def _due(slots: Slots, stores: Stores, row: int, column: int) -> int:
-    """Tokens of requests that a step does not name, read in it in a layer for the first time since an earlier
-    step named them: the work of a thread, or of a hook that copies a step later."""
-    unnamed = slots.read_in.get(int(stores.steps[row]), frozenset()) - stores.named[row].keys()
-    return sum(_due_of(slots, stores, row, column, request) for request in unnamed)
+    """Tokens that a step does not name, read in it in a layer for the first time since an earlier step named
+    them: the work of a thread, or of a hook that copies a step later."""
+    read = slots.read_in.get(int(stores.steps[row]), frozenset())
+    return sum(_due_of(slots, stores, row, column, request) for request in read)
 
 
 def _due_of(slots: Slots, stores: Stores, row: int, column: int, request: int) -> int:
