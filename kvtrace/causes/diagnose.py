@@ -197,7 +197,8 @@ def _ledger(case: Case) -> Ledger[str]:
         total=run.total,
         accounts={name: amount for name, amount in accounts.items() if amount},
         pairs=pairs.pop() if len(pairs) == 1 else None,
-        tokens={name: tokens.get(name, 0) for name, amount in accounts.items() if amount},
+        # of what the GPU's prefix cache gave and a save read again, the layers are saved, and no token is
+        tokens={name: n for name in {**accounts, **tokens} if (n := tokens.get(name, 0)) or accounts[name]},
         total_tokens=case.total_tokens,
         trust=measured.level(seen, run.trust) if connected and run.total else "none",
         trust_note=_trust_note(grades.values(), sent) if connected and run.total else "",

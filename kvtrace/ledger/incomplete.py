@@ -58,12 +58,12 @@ def unfinished(requests: Sequence[Request]) -> Sequence[str]:
 
 def in_the_open(scans: Sequence[SpoolScan]) -> Sequence[str]:
     """A line where records were read that no checksum protects: those of the step in which a process was
-    killed (or is, where it still runs)."""
+    killed (or is, where it still runs). Of a command that ended well they are of its last calls."""
     found = [one.info for one in scans if one.info.open]
     if not found:
         return ()
     number = plural(sum(spool.open for spool in found), "record")
-    return (f"{number} of steps that had not ended when the recording did have no checksum yet",)
+    return (f"the last step was not over when the recording ended: {number} of it without a checksum",)
 
 
 def _why(spool: SpoolInfo) -> str:

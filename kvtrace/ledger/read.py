@@ -180,7 +180,7 @@ def _books(
         compared=contents.blocks,
         total=saves.total,
         notes=[
-            *unfinished(requests), *in_the_open(scans),
+            *unfinished(requests), *(() if files[0].exit_code == 0 else in_the_open(scans)),
             *_notes(found, engines), *_unwatched(scans, requests),
         ],
         spans=saves.spans,

@@ -127,6 +127,12 @@ class Request:
     grown: tuple[PromptGrowth, ...] = ()  # of a streaming session, its later parts
     unread: bool = False  # what the metadata of the step that completed its prompt names of it is not known
 
+    def gave_back(self, step: int) -> bool:
+        """Whether it was over before a step, and no asynchronous save held its blocks: what is read in them
+        may be read for whoever else had them, or will have them."""
+        held = any(one.store and one.begun for one in self.transfers)
+        return 0 < self.last_step < step and not held
+
     @property
     def arrived(self) -> int:
         """The prompt as it arrived: what was looked up, and what the digests are of."""

@@ -245,9 +245,9 @@ class OutcomeRow(NamedTuple):
 def outcomes(ledger: LedgerRow) -> list[OutcomeRow]:
     """The outcomes that any token had: what went well first, then the largest loss."""
     accounts, total = ledger["accounts"], ledger["total_tokens"]
-    present = [name for name in accounts if accounts[name]]
     rows = []
-    for name in sorted(present, key=lambda name: (outcome_order(name), -accounts[name], name)):
+    present = {name for of in (accounts, ledger["tokens"]) for name, amount in of.items() if amount}
+    for name in sorted(present, key=lambda name: (outcome_order(name), -accounts.get(name, 0), name)):
         tokens = whole(ledger, name)
         share = min(tokens / total if total else accounts[name] / ledger["total"], 1.0)
         rows.append(OutcomeRow(name, tokens, share, clean(grade_of(ledger, name), 20)))

@@ -132,10 +132,22 @@ def test_nested_metadata_of_a_wrapper_is_summed():
         SimpleNamespace(version=3),
         SimpleNamespace(requests=[object()]),
         SimpleNamespace(requests=[SimpleNamespace(blob=b"x")]),
+        SimpleNamespace(rows=[np.array([0, 1])], keys=["k"]),
+        SimpleNamespace(moves={"k": ["u0001<1f"]}),
+        SimpleNamespace(puts=[("k", 2), ("l", 1)]),
+        SimpleNamespace(jobs=[["k", [1, 2], 0, 0, True]]),
     ],
 )
 def test_what_cannot_be_read_is_not_taken_for_nothing(meta):
-    assert not read(meta, blocks(a=[1])).readable
+    assert not read(meta, blocks(a=[1, 2])).readable
+
+
+@pytest.mark.parametrize("name", ["jobs", "tasks", "state", "layers"])
+def test_the_name_of_a_list_of_records_hides_none(name: str):
+    declared = read(SimpleNamespace(**{name: [[["k"], [2]], ("a", [1])]}), blocks(a=[1], b=[2]))
+    assert {one.req_id for one in declared.entries} == {"a", "b"} or not declared.readable
+    of_one = read(SimpleNamespace(**{name: [[["k"], [1]]]}), blocks(a=[1]))
+    assert [one.req_id for one in of_one.entries] == ["a"] or not of_one.readable
 
 
 @pytest.mark.parametrize("meta", [None, SimpleNamespace(requests=[])])

@@ -37,6 +37,8 @@ class Planned:
 
 quiet = st.text("bcdfghjklmpqrstvwxz", min_size=3, max_size=7)
 """Names that hold no word."""
+records = st.sampled_from(["jobs", "tasks", "state", "events", "steps", "layers", "groups"])
+"""Names of which no number is KV; what stands in a list of them may be."""
 
 
 # --- the world --------------------------------------------------------------
@@ -203,8 +205,9 @@ def written(draw: Draw, planned: list[Planned], requests: dict[str, Req], size: 
     by_word = draw(st.booleans())
     mute = not by_word and draw(st.booleans())
     named = draw(st.booleans())
-    shape = draw(st.sampled_from(["list", "by request", "flat", "pairs", "ops", "keys", "side by side"]))
-    if shape in ("flat", "pairs", "ops", "keys"):
+    shapes = ["list", "by request", "flat", "pairs", "ops", "keys", "side by side", "rows", "numbered"]
+    shape = draw(st.sampled_from(shapes))
+    if shape in ("flat", "pairs", "ops", "keys", "rows", "numbered"):
         whole = all(one.end % size == 0 for one in planned)
         shape = shape if whole else "list"
     groups: dict[str, list[Planned]] = defaultdict(list)
@@ -215,7 +218,7 @@ def written(draw: Draw, planned: list[Planned], requests: dict[str, Req], size: 
             else "entries"
         ].append(one)
     for name, ones in groups.items():
-        label = name if name != "entries" else draw(quiet)
+        label = name if name != "entries" else draw(st.one_of(quiet, records))
         blocks = {
             one.req_id: requests[one.req_id].tables[0][one.start // size : one.end // size] for one in ones
         }
@@ -226,6 +229,10 @@ def written(draw: Draw, planned: list[Planned], requests: dict[str, Req], size: 
         elif shape == "keys":
             value = {f"key-{block}": block for own in blocks.values() for block in own}
             value = value if draw(st.booleans()) else {block: key for key, block in value.items()}
+        elif shape == "rows":
+            value = [[[f"key-{rid}"], listed(draw, own)] for rid, own in blocks.items()]
+        elif shape == "numbered":
+            value = [np.array([at, *own]) for at, own in enumerate(blocks.values())]
         elif shape == "ops" and by_word:
             value = [
                 SimpleNamespace(block_id=block, key=f"key-{block}")

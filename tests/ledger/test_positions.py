@@ -42,6 +42,7 @@ def checked(sim: Sim, *requests: str) -> Run:
     run = read_run(sim.dir, watch=requests)
     saves = diagnose(run).saves
     saves.check()
+    assert sum(saves.tokens.values()) == saves.total_tokens
     run.loads.check()
     agree(run)
     for account, grades in saves.grades.items():
@@ -666,6 +667,17 @@ def test_a_part_that_is_read_by_a_worker_that_reads_other_slots(tmp_path: Path, 
         sim.finish(request, 64)
     assert alike(sim) == {(0, 64): MISPLACED if elsewhere else SAVED}
     assert alike(sim, "b") == {(0, 32): PART, (32, 64): SAVED}
+
+
+def test_old_blocks_of_the_same_request_are_read_instead(tmp_path: Path) -> None:
+    """A table whose new blocks stand behind the old ones: the step names the new ones."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 32, [entry("a", 0, 32)])
+    sim.read("a", 0, 32)
+    prefill(sim, "a", 32, 64, [entry("a", 32, 64)])
+    sim.read("a", 0, 32)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): MISPLACED}
 
 
 def test_the_null_block_alone_pads_steps_that_store_nothing(tmp_path: Path) -> None:

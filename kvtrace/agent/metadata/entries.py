@@ -148,22 +148,24 @@ class Resolver:
         if any(words.read(one.name).role for one in lists):
             return []  # which of them, is said by the other
         for listed in lists:
+            if words.read(listed.name).unit not in ("", BLOCK):
+                continue
             flat = [value for one in listed.lists if not one.hidden for value in one.whole()]
-            for blocks in (flat, *(one.whole() for one in listed.columns)):
-                found = self._by_holder(blocks) if words.read(listed.name).unit in ("", BLOCK) else {}
-                if found:
-                    return [
-                        (req_id, [replace(listed, lists=(Integers(own, len(own)),), columns=())])
-                        for req_id, own in found.items()
-                    ]
+            columns = [flat] if self._by_holder(flat) else [one.whole() for one in listed.columns]
+            found = [split for blocks in columns if (split := self._by_holder(blocks))]
+            if len(found) == 1:  # of several columns that may be the blocks none is known to be
+                return [
+                    (req_id, [replace(listed, lists=(Integers(own, len(own)),), columns=())])
+                    for req_id, own in found[0].items()
+                ]
         return []
 
     def _may_be_blocks(self, listed: Listed) -> bool:
-        """Whether a list is called one of KV, or holds nothing but blocks that requests hold."""
+        """Whether a list is called one of KV, or holds a block that a request holds."""
         if words.read(listed.name).unit in (BLOCK, SLOT, TOKEN):
             return True
         every = [one for one in (*listed.lists, *listed.columns) if not one.hidden and one.length]
-        return any(all(map(self.requests.holders, one.whole()[:_MOST_BLOCKS])) for one in every)
+        return any(any(map(self.requests.holders, one.whole()[:_MOST_BLOCKS])) for one in every)
 
     def _by_holder(self, blocks: list[int]) -> dict[str, list[int]]:
         """Blocks by the request that alone can be meant; none where one is of nobody, or of several."""
@@ -246,6 +248,9 @@ class Resolver:
             Unclear: that is open.
         """
         read = [(listed, ways) for listed in lists if (ways := self._readings(req_id, listed))]
+        for listed, ways in read:
+            if len(read) > 1 and listed.span and not words.read(listed.name).role and ways[0].unit == BLOCK:
+                raise Unclear(listed.name)  # two blocks, or from one position to the other
         if any(listed.span is None for listed, _ in read):  # beside others, positions say which of those
             read = [(listed, ways) for listed, ways in read if listed.span is None]
         if any(len({way.ranges for way in ways}) > 1 for _, ways in read):
@@ -256,8 +261,8 @@ class Resolver:
             of_unit = [one for one in of_unit if words.read(one[0].name).unit] or of_unit
             if of_unit:
                 break
-        if len({way.ranges for _, way in of_unit}) > 1:
-            raise Unclear(of_unit[0][0].name)
+        if len({way.ranges for _, way in of_unit}) != 1:
+            raise Unclear(lists[0].name)
         ranges = of_unit[0][1].ranges
         bounds = [way.hull for listed, way in found if way.unit == TOKEN and not words.read(listed.name).fact]
         if unit == BLOCK and bounds:

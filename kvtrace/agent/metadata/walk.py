@@ -138,6 +138,8 @@ class Walk:
         self.answers: list[Any] = []
         self.parts: list[Node] = []
         self.problems: list[Problem] = []
+        self.texts: Problem | None = None
+        """Texts that are no ids: they may name blocks."""
         self._children = 0
         self._values_more = _MOST_VALUES
         self._spoke = False
@@ -286,8 +288,10 @@ class Walk:
         columns: tuple[Integers, ...] = (),
     ) -> None:  # fmt: skip
         context = part.context.under(name)
-        word = words.read(context.label)
-        if not (word.foreign or (word.other and not word.direction) or (word.done and not word.unit)):
+        word, own = words.read(context.label), words.read(name)
+        # numbers of "jobs", not what stands in each of them
+        other = own.other and not own.direction and shapes.integers(raw, shapes.kind_of(raw)) is not None
+        if not (word.foreign or other or (word.done and not word.unit)):
             shape, span = shapes.describe(raw), _span(raw, word, lists)
             part.lists.append(Listed(context.label, context.field, shape, lists, columns, span))
 
@@ -380,6 +384,8 @@ class Walk:
             if word.direction and not word.done:
                 shape = "ids of requests, and not how much of them" if known else "list of strs"
                 part.ordered.append((word.direction, known, Problem(context.field, shape)))
+            elif not (known or word.done or word.other or word.foreign):
+                self.texts = self.texts or Problem(context.field, "list of strs")
             return
         rows = [shapes.items(item) for item in listed if shapes.kind_of(item) is FieldShape.LIST]
         flat = len(rows) == len(listed) and all(shapes.kind_of(one) in SCALARS for row in rows for one in row)
@@ -387,7 +393,7 @@ class Walk:
             columns = _columns(rows)
             if columns:
                 self._listed(part, name, listed, columns=columns)
-            return
+                return
         if kinds & SCALARS:  # a plain tuple whose places have no names
             self._record([("", item) for item in listed], context)
             return

@@ -31,7 +31,7 @@ _LOAD = _verbs("load recv receive fetch read restore retrieve onload reload pref
 _ORDERED = {"saved": Flag.STORE, "stored": Flag.STORE, "written": Flag.STORE, "loaded": Flag.LOAD}
 """Orders behind ``to``: ``blocks_to_be_saved``."""
 _NEGATION = _set("skip skips no not disable disabled never without dont")
-_DONE = _set("already completed done failed error errors saved stored loaded state status was")
+_DONE = _set("already completed done failed error errors saved stored loaded was")
 """Words of what is or was the case: beside them a verb orders nothing."""
 
 _START = _set("start begin first from offset skip since")
@@ -52,9 +52,11 @@ _FOREIGN = _set("cpu host remote disk file peer decode donor heartbeat dp port")
 _SOURCE, _TARGET = _set("src source"), _set("dst dest")
 _OTHER = _set(
     "clock config deadline engine epoch event events group groups hash hashes job jobs layer layers op order "
-    "port priority priorities rank ranks seq size sizes stats step task tasks time version"
+    "port priority priorities rank ranks seq size sizes state stats status step task tasks time version"
 )
 """Words of numbers that are neither blocks nor positions, unless a unit stands beside them."""
+_STATE = _set("state status")
+"""Words beside which a verb orders nothing."""
 _LABEL = _set("id ids index")
 """Words of a single number that says which, and not how much."""
 
@@ -133,6 +135,8 @@ def read(name: str) -> Meaning:
 
 
 def _direction(found: frozenset[str]) -> int:
+    if found & _STATE:
+        return 0
     said = (Flag.STORE if found & _STORE else 0) | (Flag.LOAD if found & _LOAD else 0)
     if "to" in found:
         for word in found & _ORDERED.keys():

@@ -59,7 +59,8 @@ def rule(case: Case) -> Results:
             remedy=[
                 "get_finished must name each such request once, on "
                 + (f"rank {listed(map(str, missing))} too" if partly else "every rank")
-                + ", also when its transfer failed"
+                + ", also when its transfer failed",
+                "where nothing is on its way, request_finished must return False",
             ],
         )
         return
