@@ -680,6 +680,15 @@ def test_old_blocks_of_the_same_request_are_read_instead(tmp_path: Path) -> None
     assert alike(sim) == {(0, 32): SAVED, (32, 64): MISPLACED}
 
 
+def test_more_in_one_layer_stands_for_none_in_another(tmp_path: Path) -> None:
+    """Layer 0 is read whole, where the metadata names a part; layer 1 is left out."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 32)])
+    sim.read("a", 0, 64, layers=[0])
+    sim.finish("a", 64)
+    assert not [fate for fates in by_pair(sim) for fate in fates.values() if fate == MISPLACED]
+
+
 def test_the_null_block_alone_pads_steps_that_store_nothing(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     for name in ("a", "b"):

@@ -10,9 +10,9 @@ from kvtrace.ledger.slots.reads import Slots, covered, in_layer
 
 def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> bool:
     """Whether a step's calls read other slots instead of those that are missing, in all layers together:
-    slots that hold no token, or none yet, slots that they had read already, slots of tokens that the step
-    does not name, unless these were due since an earlier step. The very slots that it names, read before they
-    were computed, are no others.
+    slots that hold no token, or none yet, slots that they had read already, slots of requests that the step
+    does not name, or of its own where nothing that it names was read, unless these were due since an earlier
+    step. The very slots that it names, read before they were computed, are no others.
 
     Args:
         row: of the step.
@@ -23,12 +23,15 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
     other = 0
     for column in range(len(watched.worker.kv_layers)):
         amount = slots.amount(step, column)
-        named = stores.named[row].items()
-        mine = sum(length(intersect(_read_in(slots, one, column, step), parts)) for one, parts in named)
+        named = stores.named[row]
+        own = {one: _read_in(slots, one, column, step) for one in named}
+        if not any(intersect(own[one], parts) for one, parts in named.items()):
+            own.clear()  # nothing that it names: of the same requests these are other slots, too
         again = cells[column].slots - amount.read if column in cells else 0  # by one call
-        foreign = amount.read - amount.useless - mine
+        foreign = amount.read - amount.useless - sum(map(length, own.values()))
         if foreign > 0:
-            foreign -= _due(slots, stores, row, column)
+            read = slots.read_in.get(step, frozenset()) - own.keys()
+            foreign -= sum(_due_of(slots, stores, row, column, one) for one in read)
         early = _read_early(slots, stores, row, column)
         other += amount.useless + max(0, foreign) + max(0, again) - early
         missing -= early
@@ -45,14 +48,9 @@ def _read_early(slots: Slots, stores: Stores, row: int, column: int) -> int:
     return found
 
 
-def _due(slots: Slots, stores: Stores, row: int, column: int) -> int:
-    """Tokens that a step does not name, read in it in a layer for the first time since an earlier step named
-    them: the work of a thread, or of a hook that copies a step later."""
-    read = slots.read_in.get(int(stores.steps[row]), frozenset())
-    return sum(_due_of(slots, stores, row, column, request) for request in read)
-
-
 def _due_of(slots: Slots, stores: Stores, row: int, column: int, request: int) -> int:
+    """Tokens of a request that a step does not name, read in it in a layer for the first time since an
+    earlier step named them: the work of a thread, or of a hook that copies a step later."""
     step = int(stores.steps[row])
     named = [part for at in stores.rows_of.get(request, ()) if at < row for part in stores.named[at][request]]
     if not named:
