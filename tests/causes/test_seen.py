@@ -500,9 +500,8 @@ def test_files_that_stay_empty_are_asked_for_whatever_was_read(tmp_path: Path) -
     sim.serve(prompts([40]), Rounding(32).policy())
     sim.write()
     one = OutsideBytes("spool", 1, 0, None, None, 0, 64, files=16, empty=True)
-    (found,) = (
-        f for f in diagnose(replace(read_run(tmp_path), outside=[one])).findings if f.id == "store-incomplete"
-    )
+    found, unit = diagnose(replace(read_run(tmp_path), outside=[one])).findings
+    assert (found.id, unit.id) == ("store-incomplete", "below-save-granularity")
     assert found.severity == LIMIT and found.title.startswith("Of 16 files that the connector opened")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.evidence import sizes, unstored
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, LoadEnd, Results, SaveEnd, Stage
 from kvtrace.ledger.reported import HARMLESS
+from kvtrace.terms import SAVED
 from kvtrace.words import plural
 
 CAUSE = Cause(
@@ -47,6 +48,7 @@ def rule(case: Case) -> Results:
             severity=LIMIT,
             evidence=["no byte went to a peer either; what was read from the KV cache for them is not known"],
             headline="the files that it opened to write are empty",
+            in_files=float(case.whole.tokens.get(SAVED, 0)),  # any of what is called saved
             remedy=["if KV is to stand in them, see whether what is written is flushed, and where it fails"],
         )
         return
