@@ -96,7 +96,8 @@ class Client:
         try:
             return list(pool.map(one, requests))
         finally:
-            pool.shutdown(wait=False)  # who is told to stop does not wait for answers
+            begin.abort()  # who is told to stop waits for no answer, and no thread for the others
+            pool.shutdown(wait=False)
 
     def body(self, request: RequestToMake) -> dict[str, Any]:
         body: dict[str, Any] = {

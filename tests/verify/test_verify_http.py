@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +25,8 @@ from kvtrace.verify.served import Server
 class Wire(BaseHTTPRequestHandler):
     bodies: ClassVar[list[dict[str, Any]]] = []
     resets: ClassVar[list[str]] = []
+    waits: ClassVar[threading.Event] = threading.Event()
+    release: ClassVar[threading.Event] = threading.Event()
 
     def log_message(self, *words: Any) -> None:
         pass
@@ -38,6 +43,12 @@ class Wire(BaseHTTPRequestHandler):
             return
         if self.path == "/detokenize":
             self._say({"prompt": " ".join(map(str, body["tokens"]))})
+            return
+        if body.get("prompt") == [143]:  # never answered: whoever asks is told to stop first
+            self.waits.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.release.wait(30)
+            self.waits.clear()
             return
         self.bodies.append({**body, "id": self.headers["X-Request-Id"]})
         if body.get("prompt") == [0]:
@@ -155,3 +166,14 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         server.start()
     with pytest.raises(VerifyError, match="cannot start"):
         Server(["/no/such"], ["x", "--port", "1"], tmp_path / "log", 5).start()
+
+
+def test_who_is_told_to_stop_waits_for_no_answer(client: Client) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as the command does
+    try:
+        with pytest.raises(SystemExit):
+            client.ask([RequestToMake("a", [143], 1)], patience=600.0)
+        assert Wire.waits.is_set(), "the answer was waited for"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        Wire.release.set()

@@ -151,8 +151,8 @@ class Resolver:
             if words.read(listed.name).unit not in ("", BLOCK):
                 continue
             flat = [value for one in listed.lists if not one.hidden for value in one.whole()]
-            columns = [flat] if self._by_holder(flat) else [one.whole() for one in listed.columns]
-            found = [split for blocks in columns if (split := self._by_holder(blocks))]
+            found = [split] if (split := self._by_holder(flat)) else []
+            found = found or [split for one in listed.columns if (split := self._by_holder(one.whole()))]
             if len(found) == 1:  # of several columns that may be the blocks none is known to be
                 return [
                     (req_id, [replace(listed, lists=(Integers(own, len(own)),), columns=())])

@@ -27,11 +27,11 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="The hook ran with a store entry and read 0 slots. It may still write files: empty ones.",
     seen_as=(
-        "0 slots read from the layer's KV tensor in a watched call with slots to store (or whose metadata "
-        "leaves it to the worker), and one of these: other calls of this connector were seen to read some; "
-        "the files written hold less than 8 bytes a slot; no watched call of the run read anything, and in "
-        "none could it have happened out of sight (another thread, native code, a memory address, a look "
-        "into the store)."
+        "0 slots read from the layer's KV tensor in a watched call with slots to store, and one of these: "
+        "other calls of this connector were seen to read some; the files written hold less than 8 bytes a "
+        "slot; no watched call of the run read anything (said also where the metadata leaves it to the "
+        "worker), and in none could it have happened out of sight (another thread, native code, a memory "
+        "address, a look into the store)."
     ),
     remedy="Look at the connector's slot mapping; in a wrapper, at which calls it does not pass on.",
     save_ends=(SaveEnd.NOTHING_READ,),

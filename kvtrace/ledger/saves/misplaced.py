@@ -18,12 +18,11 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
         row: of the step.
         missing: token-layers that the step's metadata names and that were not read.
     """
-    step, slots = int(stores.steps[row]), watched.slots
+    step, slots, named = int(stores.steps[row]), watched.slots, stores.named[row]
     cells = watched.table.steps.get(step, {})
     other = 0
     for column in range(len(watched.worker.kv_layers)):
         amount = slots.amount(step, column)
-        named = stores.named[row]
         own = {one: _read_in(slots, one, column, step) for one in named}
         if not any(intersect(own[one], parts) for one, parts in named.items()):
             own.clear()  # nothing that it names: of the same requests these are other slots, too
@@ -49,8 +48,8 @@ def _read_early(slots: Slots, stores: Stores, row: int, column: int) -> int:
 
 
 def _due_of(slots: Slots, stores: Stores, row: int, column: int, request: int) -> int:
-    """Tokens of a request that a step does not name, read in it in a layer for the first time since an
-    earlier step named them: the work of a thread, or of a hook that copies a step later."""
+    """Tokens of a request, read in a step in a layer for the first time since an earlier step named them: the
+    work of a thread, or of a hook that copies a step later."""
     step = int(stores.steps[row])
     named = [part for at in stores.rows_of.get(request, ()) if at < row for part in stores.named[at][request]]
     if not named:
