@@ -457,12 +457,15 @@ _LEAST = (Grade.DECLARED, Grade.READ, Grade.WRITTEN)
 """What may be asked of an earlier save."""
 
 
-def kept_before(case: Case, request: CaseRequest, least: Grade = Grade.DECLARED) -> int:
-    """Leading positions that were kept of an earlier prompt that begins alike, at this grade or better."""
+def kept_before(
+    case: Case, request: CaseRequest, least: Grade = Grade.DECLARED, together: bool = False
+) -> int:
+    """Leading positions that were kept of an earlier prompt that begins alike, at this grade or better.
+    ``together``: or of one that began in the same step."""
     best = 0
     for digest, tokens in case.run.in_common.get(request.row, ()):
         steps, most = case.kept_of.get((request.engine, digest, least), ((), (0,)))
-        best = max(best, min(tokens, most[bisect_left(steps, request.chunk_step)]))
+        best = max(best, min(tokens, most[bisect_left(steps, request.chunk_step + together)]))
     return best
 
 

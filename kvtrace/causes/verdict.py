@@ -9,6 +9,7 @@ from kvtrace.causes.evidence import measured
 from kvtrace.causes.outcomes import not_saved
 from kvtrace.causes.pipeline import Prompts, prompt_tokens
 from kvtrace.causes.registry import CATALOGUE
+from kvtrace.ledger.contents.compare import WRONG
 from kvtrace.terms import FAULT, NOTE, Grade
 from kvtrace.words import capital, count, percent, plural
 
@@ -71,7 +72,8 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     few = lost if lost < sum(prompts.lost.values()) else 0  # then it is no reason for all of them
     if few:
         why += _most(case, reasons)
-    return _tokens(prompts, why, reused, " in every layer on every rank" if partly else "", few)
+    everywhere = " in every layer on every rank" if partly else ""
+    return _tokens(prompts, why, reused, everywhere, few, wrong=case.run.compared.get(WRONG, 0) > 0)
 
 
 def _most(case: Case, reasons: list[Finding]) -> str:
@@ -91,21 +93,25 @@ _AS = (
     ((Grade.DECLARED, Grade.NOT_OBSERVED), "announced for saving", ", and no more was seen of them"),
 )
 """What saved tokens are called that were not seen to leave, by how well it is seen that they were."""
+_WRONG = ", and came back wrong or are not known to come back"
 
 
-def _named(prompts: Prompts) -> list[tuple[float, str, str]]:
-    """Saved tokens, what they are called, and a note: the best seen first."""
+def _named(prompts: Prompts, wrong: bool = False) -> list[tuple[float, str, str]]:
+    """Saved tokens, what they are called, and a note: the best seen first. ``wrong``: other KV came back for
+    some of them."""
     sent = sum(prompts.sent.values())
     stored = sum(prompts.saved.get(grade, 0.0) for grade in _AT_REST)
     unseen = f" ({measured.kept_unseen(prompts.sent).removeprefix('and ')})"
     found = [(stored, "stored", ""), (sent, f"sent to {measured.peers(prompts.sent)}", unseen)]
     for of, words, note in _AS:
         amount = sum(prompts.saved.get(grade, 0.0) for grade in of) - (sent if Grade.READ in of else 0.0)
-        found.append((amount, words, note))
+        found.append((amount, words, _WRONG if wrong and Grade.READ in of else note))
     return [one for one in found if one[0] >= 1]
 
 
-def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "", few: int = 0) -> str:
+def _tokens(
+    prompts: Prompts, why: str, reused: bool, everywhere: str = "", few: int = 0, wrong: bool = False
+) -> str:
     """The sentence for what became of the prompt tokens; no "all" and no "none" where some are not
     observed. ``few``: why so many of those that were not saved were not; 0: why all were not."""
     whole = prompts.known + prompts.unseen + prompts.pending
@@ -113,7 +119,7 @@ def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "", few:
         if reused:
             return "No prompt token was computed here that could be saved: all were reused or loaded."
         return f"No prompt KV was computed here{_because(why)}."
-    saved = _named(prompts)
+    saved = _named(prompts, wrong)
     lost = sum(prompts.lost.values())
     tokens = f"{plural(whole, 'prompt token')} computed here"
     known = prompts.unseen + prompts.pending < 1

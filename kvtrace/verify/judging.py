@@ -15,6 +15,7 @@ MOST_NAMED = 4
 NOT_THERE = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED, LoadEnd.NOT_FINISHED)
 """Ends of tokens that were accepted and did not come."""
 _MOST_SAID = 3
+_ROOM = "a quota may have dropped it, give the store room for all of verify's prompts"
 _ENDS = {
     LoadEnd.WRONG: "hold other KV than these tokens compute to",
     LoadEnd.ALTERED: "hold other numbers than were stored",
@@ -348,7 +349,8 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
             return not_observed("nothing of these prompts came back")
         if all(one.back >= expected(one, what) for one in later):
             return not_observed("the engine's own prefix cache had these prompts: nothing was left to load")
-        return failed_for(later, f"nothing of {plural(len(later), 'stored prompt')} came back")
+        says = f"nothing of {plural(len(later), 'stored prompt')} came back"
+        return failed_for(later, says, evidence=[f"where {_ROOM}"])
     gone = [] if shared or not what.unit else missing(later, what, edges)
     if gone:
         return not_back(gone, what)
@@ -371,9 +373,6 @@ def not_back(gone: Sequence[Asked], what: Observed) -> Verdict:
         gone,
         f"of {plural(len(gone), 'repeated prompt')} whole units of {what.unit} tokens did not come back: "
         f"{count(first.back)} of {count(expected(first, what))} tokens of {first.id}",
-        evidence=[
-            f"the connector took {plural(took, 'token')} of it when it was asked first; where a quota may "
-            "have dropped it, give the store room for all of verify's prompts"
-        ],
+        evidence=[f"the connector took {plural(took, 'token')} of it when it was asked first; where {_ROOM}"],
         numbers={"prompts": len(gone), "unit": what.unit},
     )

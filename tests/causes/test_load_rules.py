@@ -215,8 +215,8 @@ def test_new_prompts_are_no_finding(tmp_path: Path) -> None:
     assert "all 2 requests" in ruled_out(diagnosis)["never-looked-up"]
 
 
-def test_a_shared_beginning_that_is_not_there(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, ints={"unit": 128})
+def share_a_beginning(tmp_path: Path, unit: int) -> Diagnosis:
+    sim = Sim(tmp_path, ints={"unit": unit})
     for i, (name, tail) in enumerate([("a", 1), ("b", 2)]):
         sim.arrive(Prompt(name, 128, digest=tail))
         req = sim.scheduler.name(name)
@@ -225,11 +225,20 @@ def test_a_shared_beginning_that_is_not_there(tmp_path: Path) -> None:
         sim.lookup(name, 0, 0, 0)
         sim.step([Chunk(name, 0, 128, first=True)], [Entry(name, 128, 128, 0)], prompts={name: 128})
         sim.finish(name, 128)
-    diagnosis = analyse(sim)
-    assert [f.id for f in diagnosis.findings] == ["lookup-miss"]
-    finding = diagnosis.findings[0]
+    return analyse(sim)
+
+
+def test_a_shared_beginning_that_is_not_there(tmp_path: Path) -> None:
+    finding = the(share_a_beginning(tmp_path, 32), "lookup-miss")
     assert (finding.severity, finding.tokens, finding.requests) == ("note", 96, 1)
     assert "up to 96 tokens" in words(finding)
+
+
+def test_no_hit_is_expected_within_a_unit(tmp_path: Path) -> None:
+    diagnosis = share_a_beginning(tmp_path, 128)
+    assert not diagnosis.findings
+    said = ruled_out(diagnosis)["lookup-miss"]
+    assert said.endswith("2 prompts begin like no earlier one of this run for a whole unit")
 
 
 def test_a_miss_says_nothing_of_earlier_saves_in_its_title(tmp_path: Path) -> None:

@@ -367,7 +367,17 @@ def test_other_answers_without_other_numbers_fail(monkeypatch: pytest.MonkeyPatc
         def more(self, loaded: int) -> dict[str, Any]:
             return {}
 
-    assert {"outputs", "nobody-else", "repeated"} <= failed(answers(Unseen(), monkeypatch))
+    found = answers(Unseen(), monkeypatch)
+    assert {"outputs", "repeated"} <= failed(found)
+    assert found["nobody-else"] is Answer.NOT_OBSERVED, "it is not known whose KV came back"
+
+    class Partly(Spoils):
+        def more(self, loaded: int) -> dict[str, Any]:
+            return {"proved": (loaded - 32) * PAIRS}
+
+    found = answers(Partly(), monkeypatch)
+    assert "outputs" in failed(found)
+    assert found["comes-back-equal"] is Answer.NOT_OBSERVED, "a block of each is not known to be equal"
 
 
 def test_prompts_that_end_with_a_unit_are_their_own_property(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def rule(case: Case) -> Results:
             )
         return
     here = [r for r in rows if _earlier(case, r) > answered(r)]
-    unsure = [r for r in here if kept_before(case, r, Grade.WRITTEN) < _earlier(case, r)]
+    unsure = [r for r in here if kept_before(case, r, Grade.WRITTEN, together=True) < _earlier(case, r)]
     hits = sum(r.offered > 0 for r in rows)
     parts = []
     if unsure:
@@ -144,7 +144,7 @@ def _earlier(case: Case, request: CaseRequest) -> int:
 
 def _seen(case: Case, request: CaseRequest) -> Grade:
     """How well the earlier save is seen of which that is not known."""
-    read = kept_before(case, request, Grade.READ)
+    read = kept_before(case, request, Grade.READ, together=True)
     return Grade.READ if read >= stored_before(case, request) else Grade.DECLARED
 
 

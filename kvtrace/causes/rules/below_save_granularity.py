@@ -119,6 +119,7 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         which += " is" if len(every) == 1 else " are"
         title = f"{name} stores whole units of {unit.value} tokens only: {which} shorter."
         headline = f"{which} shorter than this connector's unit of {unit.value} tokens"
+        headline += ", others lose a partial last unit" if partial else ""
     else:
         title = f"{name} stores whole units of {unit.value} tokens only: the rest of a prompt is not stored."
         headline = f"of each prompt only whole units of {unit.value} tokens are stored"

@@ -45,7 +45,7 @@ def rule(case: Case) -> Results:
         "No output token was offered for saving.",
         evidence=[
             f"{count(case.tokens(CAUSE))} output tokens were computed in decode; {count(past)} of "
-            f"{count(stores)} stores in the metadata reach past a prompt"
+            f"{count(stores)} stores reach past a prompt"
             + (", and no such token was seen to be read" if past else "")
         ],
         events=case.events(CAUSE, "output tokens after the prompt, in no metadata"),

@@ -54,10 +54,12 @@ def rule(case: Case) -> Results:
         )
     elif equal and not unequal:
         tokens = sum(row.proved / case.engines[row.engine].pairs for row in accepted)
+        loaded = sum(row.accepted for row in accepted)
+        more = "" if tokens >= loaded else f" of {count(loaded)} loaded; of the others nothing is known"
         yield RuledOut(
             VERIFIED,
             f"{compared} hold exactly what the same tokens computed to in this run "
-            f"({plural(tokens, 'token')} in all layers and ranks)",
+            f"({plural(tokens, 'token')} in all layers and ranks{more})",
         )
     elif unknown and not unequal:
         yield CAUSE.not_observed(

@@ -20,7 +20,7 @@ CAUSE = Cause(
         "finished (asynchronous): in the median 100 ms and five steps of this run or more, and at least "
         "twice what the tokens cost to compute at this run's pace."
     ),
-    remedy="Load asynchronously, or answer a lookup with a hit only where loading is faster than computing.",
+    remedy="Answer a hit only where loading is faster than computing; make synchronous loads asynchronous.",
     timed=True,
 )
 LEAST_WAIT_NS = 100_000_000

@@ -28,10 +28,11 @@ CAUSE = Cause(
         "was left out."
     ),
     remedy=(
-        "Look at start_load_kv for early returns: the forward context's attn_metadata is None in a step "
-        "without a forward (only asynchronous loads scheduled) and in a FULL graph of the V2 runner. Load "
-        "into the registered KV caches instead, with kv[index] = ... or index_copy_ (kv[index].copy_(...) "
-        "fills a copy), or report the blocks in get_block_ids_with_load_errors."
+        "Look at start_load_kv for what it passes over: a key that is not in the store, though the lookup "
+        "promised it; an early return, as attn_metadata is None in a step without a forward (only "
+        "asynchronous loads scheduled) and in a FULL graph of the V2 runner. Load into the registered KV "
+        "caches instead, with kv[index] = ... or index_copy_ (kv[index].copy_(...) fills a copy), or report "
+        "the blocks in get_block_ids_with_load_errors."
     ),
     load_ends=(LoadEnd.NOT_WRITTEN,),
 )

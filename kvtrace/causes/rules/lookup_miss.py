@@ -36,7 +36,9 @@ def rule(case: Case) -> Results:
     # Where a consumer finds some prompts, the others are taken to be new.
     consumers = [] if found else [row for row in missed if _role(case, row) == "kv_consumer"]
     expected = {row.request for row in consumers}
-    repeated = [row for row in missed if row.shared > row.local and row.request not in expected]
+    repeated = [
+        row for row in missed if _units(case, row, row.shared) > row.local and row.request not in expected
+    ]
     if not consumers and not repeated:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
@@ -75,10 +77,14 @@ def rule(case: Case) -> Results:
 
 def _was_over(case: Case, row: LoadOf) -> bool:
     """Whether the request that saved these tokens was over: what is dropped so soon may be meant so."""
-    unit = case.units.get(row.engine)
-    whole = unit.aligned(row.prompt - 1) if unit else row.saved_before  # one token is always computed
-    there = min(whole, row.saved_before) > row.local
+    there = _units(case, row, row.saved_before) > row.local
     return there and case.requests[row.saved_by_row].last_step < row.step
+
+
+def _units(case: Case, row: LoadOf, tokens: int) -> int:
+    """How many of a prompt's first tokens a lookup can find: whole units, and never all of it."""
+    unit = case.units.get(row.engine)
+    return min(tokens, row.prompt - 1) // unit.value * unit.value if unit else tokens
 
 
 def _role(case: Case, row: LoadOf) -> str:
@@ -95,6 +101,7 @@ def _what_was_found(asked: list[LoadOf], missed: list[LoadOf], found: int) -> st
     if missed:
         rest = "the other prompt begins" if len(missed) == 1 else f"{count(len(missed))} prompts begin"
         text += f"; {rest} like no earlier one of this run"
+        text += " for a whole unit" if any(row.shared > row.local for row in missed) else ""
     deeper = sum((row.answer or 0) < 0 for row in asked)
     if deeper:
         text += f"; {plural(deeper, 'lookup')}: the GPU's own prefix cache reaches further than the store"
@@ -110,7 +117,7 @@ def _repeated(repeated: list[LoadOf]) -> list[str]:
         longest = max(row.shared for row in fresh)
         evidence.append(
             f"{plural(len(fresh), 'prompt')} begin{'s' if len(fresh) == 1 else ''} like an earlier one "
-            f"(up to {count(longest)} tokens), and no save of this run is known to hold that prefix alone"
+            f"(up to {count(longest)} tokens), and no save that was over by then is known to hold them"
         )
     if kept:
         evidence.append(

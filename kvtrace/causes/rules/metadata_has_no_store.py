@@ -49,6 +49,8 @@ def rule(case: Case) -> Results:
     of_engine = case.of_engine(engine.tag)
     without = [r for r in rows if not r.entries]
     stored = [r for r in of_engine if r.stored_end]
+    lost = {r.row for r in rows}
+    others = sum(r.row not in lost for r in stored)
     affected = of_all(len(rows), len(of_engine), "prompt")
     unknown = case.units.get(engine.tag) is None
     across = _across_chunks(case, rows)
@@ -60,7 +62,7 @@ def rule(case: Case) -> Results:
     did, done = ("took", "seen to be read") if unread else ("offered", "offered")
     evidence = [
         f"of {count(len(without))} of these nothing was {done}, of {count(len(rows) - len(without))} a part; "
-        f"of {plural(len(stored), 'other prompt' if without else 'prompt')} something was",
+        f"of {plural(others, 'other prompt')} something was",
         *([f"the metadata of {of_all(unread, len(rows), 'prompt')} {_NOT_UNDERSTOOD}"] if unread else []),
         f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"

@@ -78,7 +78,7 @@ def rule(case: Case) -> Results:
     configured = [engine for engine in case.run.engines if engine.configured]
     roles = [str(engine.role) for engine in configured]
     if configured and all(engine.store_entries for engine in configured):
-        yield CAUSE.ruled_out(f"kv_role is {listed(roles)}, and the metadata names stores")
+        yield CAUSE.ruled_out(f"kv_role is {listed(roles)}, and stores were seen")
     elif configured and "kv_consumer" not in roles:
         yield CAUSE.ruled_out(f"kv_role is {listed(roles)}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
-from kvtrace.words import count, listed, plural
+from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
     id="save-never-finished",
@@ -28,7 +28,8 @@ def rule(case: Case) -> Results:
     if case.affected(CAUSE) or never:
         partly = [save for save in never if save.reported]
         missing = sorted({rank for save in partly for rank in save.missing})
-        open_yet = f", and {count(len(pending))} were still in flight at the end" if pending else ""
+        open_yet = f", and of {count(len(pending))} no end was seen when the run was over" if pending else ""
+        without = [s for s in (*never, *pending) if not case.requests[s.request].entries]
         evidence = [
             f"{count(len(never))} of {plural(len(saves), 'asynchronous save')} that request_finished "
             "announced never came back, though the run went on; "
@@ -39,6 +40,9 @@ def rule(case: Case) -> Results:
                 f"{count(len(partly))} of them finished on some ranks only: rank "
                 f"{listed(map(str, missing))} did not report"
             )
+        if without:
+            such = of_all(len(without), len(never) + len(pending), "such request")
+            evidence.append(f"no metadata names a save of {such}")
         evidence.append("their blocks stay allocated: they are missing from the KV cache from then on")
         where = f" (rank {listed(map(str, missing))})" if partly else ""
         yield case.finding(

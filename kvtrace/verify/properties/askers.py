@@ -45,6 +45,12 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
         if one.given and not judging.altered(one, what) and not judging.bad_ends(one, what)
     ]
     if other:
+        plain = {one.number for one in what.plain}
+        if all(one.number in plain for one, _ in other):  # then outputs tells it
+            says = (
+                f"of {len(other)} of {plural(len(asked), 'answer')} that differ it is not known whose KV came"
+            )
+            return not_observed(says, evidence=[line for _, line in other][:3])
         says = f"{len(other)} of {plural(len(asked), 'answer')} are not those of their own prompt"
         return judging.shown(says, other)
     if not looked:

@@ -84,11 +84,15 @@ def _equal(own: list[Asked], what: Observed) -> Verdict:
     if not proved_layers and not compared:
         return not_observed(f"what was loaded could not be compared ({count(total)} token-layers)")
     others = "; of the others nothing is known" if proved_layers < total else ""
-    return proved(
+    says = (
         f"{count(proved_layers)} of {count(total)} token-layers that were loaded are what these tokens "
-        f"computed to, bit by bit{others}",
-        numbers=numbers,
+        f"computed to, bit by bit{others}"
     )
+    other = judging.answers_differ(what.loads, what)
+    if other and others:
+        differ = f"{says}, and {plural(len(other), 'answer')} of requests that loaded differ"
+        return not_observed(differ, evidence=[line for _, line in other][:3], numbers=numbers)
+    return proved(says, numbers=numbers)
 
 
 def _lookups(own: list[Asked], what: Observed) -> Verdict:
