@@ -373,6 +373,7 @@ class Trust:
     short: int = 0  # ... measured, and fewer slots were read than declared
     short_read: int = 0  # slots read in the short calls
     short_declared: int = 0  # slots that they should have read
+    parts: int = 0  # of the short calls, those that read a part of each slot
     shared: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
     """Step, layer and ranks that wrote one file; the first few."""
     shared_files: int = 0

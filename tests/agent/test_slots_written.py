@@ -167,6 +167,19 @@ def test_values_on_a_device_are_read_when_they_have_come(trace, monkeypatch):
     assert not records._waiting
 
 
+def test_halves_that_two_calls_of_a_step_read_are_all_of_a_slot(trace):
+    """K in one job of an executor, V in another."""
+    kv = torch.randn(2, BLOCKS, BLOCK, 8)
+    AGENT.id("layer.0")
+    for step, half in ((9, 0), (10, 1), (10, 0), (0, 1), (0, 0)):
+        watch = CopyWatch(cache_of(kv), None, BLOCK)
+        seen = access.access_of(kv[half, 1:3], access.READS, "clone", {})
+        watch._note(watch.caches.at(kv, seen.view), READ, seen)
+        records.Touching(watch, 0, 1, step, 1000, 0).write()
+    part, whole = ("/4+8", 0, 8), ("4+8", 8, 8)
+    assert [row[3:6] for row in written(trace)] == [part, part, whole, part, part]
+
+
 def test_what_never_comes_ends_unknown_and_memory_is_bounded(trace, monkeypatch):
     monkeypatch.setattr(torch, "cuda", Device())
     kv = torch.randn(BLOCKS, BLOCK, 8)

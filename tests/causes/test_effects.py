@@ -143,6 +143,35 @@ def test_slots_short(tmp_path: Path) -> None:
     assert "read 50.0 % of the slots" in finding(diagnosis, "slots-short")
 
 
+def test_a_part_of_each_slot_is_less_than_the_slot(tmp_path: Path) -> None:
+    """Reads of one head of two were "read none of it"."""
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    for name, length, number in (("req-1", 64, 1), ("req-2", 128, 2)):
+        step, partly = sim.tag << 32 | number, name == "req-2"
+        for layer in range(sim.layers):
+            sim.effect(0, step, layer, length // 2 if partly else length)
+            sim.read(name, 0, length, layers=[layer], step=step, partly=partly)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis)[0] == "slots-short"
+    assert tokens(diagnosis) == {"saved": 64, "not-saved:slots-short": 128}
+    said = finding(diagnosis, "slots-short")
+    assert "read a part of each of the slots" in said and "some heads, or K or V alone" in said
+
+
+def test_what_is_read_in_part_for_nobody_known_is_open(tmp_path: Path) -> None:
+    """A worker that decides, and takes a part of each slot: "stored-nothing" would be wrong."""
+    sim = sim_of(tmp_path)
+    sim.watching = WATCHED
+    for n, name in enumerate("ab"):
+        step = sim.one_step(name, 64, digest=n + 1, unreadable=True)
+        for layer in range(sim.layers):
+            sim.effect(0, step, layer, 0)
+            sim.read(name, 0, 64, layers=[layer], step=step, partly=True)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"not-observed": 128} and ids(diagnosis) == []
+
+
 @pytest.mark.parametrize(("ranks", "diverge"), [({0, 1}, False), ({1}, True)])
 def test_ranks_diverge_where_a_layer_fares_differently_on_them(
     tmp_path: Path, ranks: set[int], diverge: bool

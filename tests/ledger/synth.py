@@ -555,10 +555,11 @@ class Sim:
 
     def touch(
         self, slots: Mapping[int, Iterable[int]], *, rank: int = 0, hook: str = "save_kv_layer",
-        step: int = 0, flags: int = int(Flag.STORE), t: int = 0, connector: int = 0,
+        step: int = 0, flags: int = int(Flag.STORE), t: int = 0, connector: int = 0, partly: bool = False,
     ) -> None:  # fmt: skip
         """What one call touched, by layer: one of a hook in a step (0: the latest), at that hook's time, or
-        ("") a piece of background work, now. A hook that is called by layer makes a call of each."""
+        ("") a piece of background work, now. A hook that is called by layer makes a call of each.
+        ``partly``: some of each slot."""
         w, step = self.workers[rank], step or self.step_id
         code = hooks.BY_NAME[hook].code if hook else 0
         self._calls += 1
@@ -566,9 +567,11 @@ class Sim:
             name = self.layer_names[layer]
             ended = self.hook_t.get((rank, step, hook, name)) or self.hook_t.get((rank, step, hook, ""))
             when = t or (ended if hook else 0) or self.clock()
-            ident, amount = w.name(slot_text(touched) or "/"), len(set(touched))
+            text, amount = slot_text(touched), len(set(touched))
+            ident = w.name(f"/{text}" if partly or not text else text)
+            amounts = (0, amount) if partly else (amount, 0)
             head = pack_head(Kind.SLOTS, Role.WORKER, code, connector or self.tag * 10 + 1 & 0xFF, flags)
-            w.add(*rows.SlotsTouched(head, when, w.name(name), step, ident, amount, 0, self._calls))
+            w.add(*rows.SlotsTouched(head, when, w.name(name), step, ident, *amounts, self._calls))
 
     def touch_all(self, slots: Iterable[int], **more: Any) -> None:
         """The same slots in each layer."""

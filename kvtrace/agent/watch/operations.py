@@ -246,10 +246,14 @@ class CopyWatch:
             if touches is None or self.failed:
                 found[key] = None
             elif touches:
-                found[key] = _put_together(tuple(touches))
+                found[key] = put_together(tuple(touches))
         for layer in self._took_none if not self.unsure else ():
             found.setdefault((layer, READ), _NO_SLOTS)
         return found
+
+    def parts_read(self, layer: str) -> list[LayerTouch]:
+        """What was read of a layer of which the slots are known: whole slots, and parts."""
+        return self._touches.get((layer, READ)) or []
 
     def time(self, layer: str, way: str) -> int:
         """Host time, ns: of the first write into a layer, of the last read."""
@@ -494,7 +498,8 @@ def _touches_of(
     return found
 
 
-def _put_together(touches: tuple[LayerTouch, ...]) -> Touched | None:
+def put_together(touches: tuple[LayerTouch, ...]) -> Touched | None:
+    """None where there are too many different parts."""
     if touches in _texts:
         return _texts[touches]
     slots: TouchedSlots | None = together(touches)

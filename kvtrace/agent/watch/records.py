@@ -9,16 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtrace.agent.ids import Names, next_call
+from kvtrace.agent.kv.touch import LayerTouch
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch, Touched
+from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch, Touched, put_together
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
 from kvtrace.trace.rows import SlotsTouched
 
 _MOST_NAMES = 64
 _MOST_WAITING = 256
+_MOST_HALVES = 256
 _FLAGS = {READ: Flag.STORE, WRITTEN: Flag.LOAD, GIVEN_OUT: Flag.STORE | Flag.LOAD}
 
 _waiting: list[Touching] = []
+_halves: dict[tuple[int, str], list[LayerTouch]] = {}
+"""(step, layer) -> what calls for this step read of it that read parts of slots; work in several threads adds
+to it."""
 
 
 @dataclass
@@ -51,6 +56,8 @@ class Touching:
         if not known:
             touched.update(self.watch.unsettled())
         for (layer, way), slots in touched.items():
+            if way == READ and slots is not None and slots.partly:
+                slots = self._with_halves(layer, slots)
             marks = int(_FLAGS[way])
             if any(other != layer and self.watch.caches.on_the_same(layer, other) for other, _ in touched):
                 marks |= Flag.SHARED
@@ -61,6 +68,16 @@ class Touching:
             self._slots(Flag.STORE, self.t, layer, None)
         for layer in sorted(self.watch.maybe_written) if self.over else ():
             self._slots(Flag.LOAD | Flag.ASYNC, self.t, layer, None)
+
+    def _with_halves(self, layer: str, slots: Touched) -> Touched:
+        """With what other calls for the same step read of these slots: K in one job, V in another. That it
+        read a part itself is still said: its bytes are a part, too."""
+        if len(_halves) > _MOST_HALVES:
+            _halves.clear()
+        every = _halves.setdefault((self.step, layer), [])
+        every += self.watch.parts_read(layer)
+        joined = put_together(tuple(every)) if len(every) < _MOST_HALVES else None
+        return joined._replace(partly=slots.partly) if joined is not None and self.step else slots
 
     def _slots(self, marks: int, t: int, layer: str, slots: Touched | None) -> None:
         """``slots`` None: which is not known."""

@@ -45,9 +45,10 @@ def rule(case: Case) -> Results:
             evidence.append(f"no metadata names a save of {such}")
         evidence.append("their blocks stay allocated: they are missing from the KV cache from then on")
         where = f" (rank {listed(map(str, missing))})" if partly else ""
+        many = ("At least " if pending else "") + plural(len(never), "asynchronous save")
         yield case.finding(
             CAUSE,
-            f"{plural(len(never), 'asynchronous save')} never finished{where}.",
+            f"{many} never finished{where}.",
             evidence=evidence,
             events=[
                 Event(
@@ -58,7 +59,7 @@ def rule(case: Case) -> Results:
                 )
                 for save in never[:3]
             ],
-            headline=f"{plural(len(never), 'asynchronous save')} never finished",
+            headline=f"{many[:1].lower()}{many[1:]} never finished",
             requests=len(never),
             remedy=[
                 "get_finished must name each such request once, on "

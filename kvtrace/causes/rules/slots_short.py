@@ -27,21 +27,22 @@ def rule(case: Case) -> Results:
     hit = case.affected(CAUSE)
     if hit:
         share = percent(trust.short_read, trust.short_declared)
+        what = f"{share} of the slots" if trust.parts < trust.short else "a part of each of the slots"
+        parts = f"; {count(trust.parts)} read a part of each slot: some heads, or K or V alone"
         blocks = sorted({e.block_size for e in case.run.engines if e.block_size})
         yield case.finding(
             CAUSE,
-            f"The save hook read {share} of the slots that the metadata names in "
-            f"{plural(trust.short, 'call')}.",
+            f"The save hook read {what} that the metadata names in {plural(trust.short, 'call')}.",
             evidence=[
                 f"{count(trust.short_read)} of {count(trust.short_declared)} slots were read from the KV "
                 f"tensors in {count(trust.short)} of {plural(trust.measured, 'measured store call')}; "
-                f"{count(trust.agreed)} read all of theirs",
+                f"{count(trust.agreed)} read all of theirs" + (parts if trust.parts else ""),
                 f"less than a block ({blocks[0] if blocks else 1} slots) per entry counts as rounding, not "
                 "as a loss; where a step stores for several requests, the loss is divided among them",
                 *logs_in(case, SAVE_HOOKS),
             ],
             events=case.events(CAUSE),
-            headline=f"the save hook read {share} of the slots that its metadata names",
+            headline=f"the save hook read {what} that its metadata names",
             remedy=["compare the slot mapping that is indexed in save_kv_layer with the one in the metadata"],
         )
     elif trust.agreed and trust.agreed == trust.calls:

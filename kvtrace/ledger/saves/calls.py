@@ -61,6 +61,7 @@ class Call:
     elsewhere: bool = False
     by_replica: bool = False
     overwritten: bool = False
+    partly: bool = False  # of slots a part was read, and of none all
     empty: bool = False  # it opened files and wrote next to nothing
     watched: bool = False  # its step was
     unknown: bool = False  # slots were read in its step, by whatever hook, and it is not known which
@@ -110,7 +111,7 @@ class Call:
         if self.elsewhere and not self.rounded:
             return SaveEnd.MISPLACED
         if self.unread == self.named:
-            return SaveEnd.NOTHING_READ
+            return SaveEnd.PART_READ if self.partly else SaveEnd.NOTHING_READ
         return SaveEnd.NOT_DECLARED if self.rounded else SaveEnd.PART_READ
 
     @property
@@ -136,10 +137,11 @@ class Call:
         if self.blind:
             unknown = self._as_read[0] == SaveEnd.NOT_OBSERVED
             return Trust(calls=calls, unknown=int(unknown), blind=int(not unknown and self.watched))
-        if self.unread == self.named:
+        if self.unread == self.named and not self.partly:
             return Trust(calls=calls, measured=1, nothing=1, empty=int(self.empty))
         read = self.named - self.unread
-        return Trust(calls=calls, measured=1, short=1, short_read=read, short_declared=self.named)
+        short = Trust(calls=calls, measured=1, short=1, short_read=read, short_declared=self.named)
+        return replace(short, parts=int(self.partly))
 
 
 class WorkerCalls:
@@ -183,8 +185,9 @@ class WorkerCalls:
             at, left_out = (row, column), sum(tokens.values())
             reached, blind = SaveEnd(int(self.reached[at])), self._blind(at)
             empty = left_out == total and self._empty(at)
-            unknown = (int(self.stores.steps[row]), column) in self._slots.unknown
-            key = (reached, blind, empty, unknown, *tokens.values())
+            here = int(self.stores.steps[row]), column
+            unknown, partly = here in self._slots.unknown, here in self._slots.partly
+            key = (reached, blind, empty, unknown, partly, *tokens.values())
             if key not in alike:
                 alike[key] = Call(
                     reached,
@@ -196,6 +199,7 @@ class WorkerCalls:
                     visible=self._slots.visible and (bool(self._steps_watched[row]) or left_out < total),
                     failing=failing,
                     elsewhere=elsewhere,
+                    partly=partly,
                     empty=empty,
                     watched=not self._blind_steps[row],
                     unknown=unknown,
@@ -269,8 +273,8 @@ class WorkerCalls:
     def _blind(self, at: At) -> Blind:
         """Why it can't be told that what was not read in a call was not read at all."""
         step = int(self.stores.steps[at[0]])
-        if (step, at[1]) in self._slots.none:
-            return Blind.NO  # it picked what to read, and picked nothing
+        if (step, at[1]) in self._slots.none or (step, at[1]) in self._slots.partly:
+            return Blind.NO  # it picked what to read, and picked nothing, or a part of each slot
         if self._blind_steps[at[0]]:
             return Blind(int(self._blind_steps[at[0]]))
         if (step, at[1]) in self._slots.unknown:

@@ -421,7 +421,7 @@ def _read(trace: TracedSpool, group: _Group, touched: Iterable[rows.SlotsTouched
                 else:
                     found = parse(trace.names.get(row.slot_set, ""))
                     read += found.full
-                    group.unknown |= bool(found.partly)
+                    group.unknown |= bool(found.partly) or row.partly > 0
         if read:
             size = trace.slot_bytes.get(trace.names.get(layer, ""), 0.0)
             # What a call fills as well it read for a load: as the shape of what is to come.

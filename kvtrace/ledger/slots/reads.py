@@ -91,6 +91,8 @@ class Slots:
         blind: the last steps that had begun when slots were read of which it is not known which.
         unplaced: the last step in which work in the background read, for a step that is not known, slots that
             are not known either: they may be of that step and of any before it.
+        partly: (step, column) in which of slots that are known a part was read, some heads or K alone, and
+            of no slot all.
         none: (step, column) in which slots were picked to be read, and these were none.
         blind_writes: column -> the last step in which slots were written there, and not known which.
     """
@@ -106,6 +108,7 @@ class Slots:
     unknown: frozenset[tuple[int, int]] = frozenset()
     blind: frozenset[int] = frozenset()
     unplaced: int = 0
+    partly: frozenset[tuple[int, int]] = frozenset()
     none: frozenset[tuple[int, int]] = frozenset()
     blind_writes: Mapping[int, int] = field(default_factory=dict)
     last_background_t: int = 0

@@ -116,6 +116,9 @@ class _Resolver:
         self._wrote: set[tuple[int, int]] = set()
         """(call, layers) in which known slots were written."""
         self._none: set[tuple[int, int]] = set()
+        self._partly: set[tuple[int, int]] = set()
+        self._wholly: set[tuple[int, int]] = set()
+        """(step, layers) in which slots were read in part, and in which some were read whole."""
         background = rows.code(touches.records.head) == _BACKGROUND
         self._background_t = int(touches.records.t[background].max(initial=0))
         self._background_step = int(touches.records.step[background].max(initial=0))
@@ -155,9 +158,10 @@ class _Resolver:
                 for column, own in enumerate(self._groups_of)
                 if own == group
             },
-            unknown=frozenset(self._each(self._unknown)),
+            unknown=frozenset(self._each(self._unknown | (self._partly - self._wholly))),
             blind=frozenset(self._blind),
             unplaced=self._unplaced,
+            partly=frozenset(self._each(self._partly - self._unknown - self._wholly)),
             none=frozenset(self._each(self._none - self._unknown - self._amounts.keys())),
             blind_writes={
                 column: at for layers, at in self._blind_writes.items() for column in self._columns[layers]
@@ -187,6 +191,8 @@ class _Resolver:
                 self._none.add((record.step or step, layers))
             return
         outer = self._is_outer(record)
+        if read:
+            (self._wholly if record.slots else self._partly).add((record.step or step, layers))
         whole = self._set(record.slot_set).full
         how = How(
             background, code == hooks.SAVE_LAYER.code, (background or code in _LOADING) and not one.used
