@@ -76,7 +76,7 @@ def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
         with_store = sum(bool(request.entries) for request in case.requests)
         implied = sum(engine.implied_entries for engine in configured)
         noun = "entry" if stores - implied == 1 else "entries"
-        unnamed = f" and {count(implied)} seen to be read that it does not name" if implied else ""
+        unnamed = f" as far as it is understood, and {count(implied)} more seen to be read" if implied else ""
         notes[Stage.SCHEDULE] = (
             f"{count(stores - implied)} store {noun} in the metadata{unnamed}, for {with_store} of "
             f"{plural(len(case.requests), 'request')}"

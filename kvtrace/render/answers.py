@@ -38,7 +38,7 @@ def where(report: Report) -> str:
     if saved:
         if shown:
             return f"Stored in {'; '.join(shown)}{more}."
-        return "Where to was not seen: no file, no database, and nothing sent."
+        return "Where to was not seen: no file, no database, no socket."
     nothing = _nothing(report)
     if shown:
         return f"{nothing} Written to {'; '.join(shown)}{more}."

@@ -289,6 +289,9 @@ class Seeing:
     def kept(self, layer: str) -> bool:
         return True
 
+    def parts_read(self, layer: str) -> list[Any]:
+        return []
+
     def touched(self) -> dict[tuple[str, str], Any]:
         return {("layer.0", "read"): Touched(7, 3, "16+7/40+3")}
 

@@ -211,7 +211,7 @@ def test_attention_that_is_called_directly_stands_in_the_head() -> None:
         ([("directory", "/dev/shm", 0, 0)], True, "Stored in /dev/shm (no file of it is there any more)."),
         ([("database", "/srv/kv.db", 0, 0)], True, "Stored in /srv/kv.db (database)."),
         ([("database", "/srv/kv.db", 0, 4404019)], True, "Stored in /srv/kv.db (database, 4.2 MiB)."),
-        ([], True, "Where to was not seen: no file, no database, and nothing sent."),
+        ([], True, "Where to was not seen: no file, no database, no socket."),
         ([("directory", "/mnt/kv", 2, 0)], False, "Nothing was stored. Written to /mnt/kv (2 files, 0 B)."),
         ([("configured", "/mnt/kv", 0, 0)], False, "Nothing was stored. Configured is /mnt/kv."),
         ([], False, "Nothing was stored."),

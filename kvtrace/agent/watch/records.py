@@ -75,9 +75,12 @@ class Touching:
         if len(_halves) > _MOST_HALVES:
             _halves.clear()
         every = _halves.setdefault((self.step, layer), [])
-        every += self.watch.parts_read(layer)
-        joined = put_together(tuple(every)) if len(every) < _MOST_HALVES else None
-        return joined._replace(partly=slots.partly) if joined is not None and self.step else slots
+        own = self.watch.parts_read(layer)
+        every += own
+        if not self.step or not len(own) < len(every) < _MOST_HALVES:
+            return slots
+        joined = put_together(tuple(every))
+        return joined._replace(partly=slots.partly) if joined is not None else slots
 
     def _slots(self, marks: int, t: int, layer: str, slots: Touched | None) -> None:
         """``slots`` None: which is not known."""

@@ -81,15 +81,18 @@ def nothing_else_explains(case: Case, request: CaseRequest) -> bool:
 
 
 def _offered_in_full(case: Case, tag: int) -> list[CaseRequest]:
-    """Requests that ran to their end at once, and whose prompt was offered as far as the unit goes."""
+    """Requests that ran to their end at once, and whose prompt was offered as far as the unit goes; none
+    where another one's was not: then something else leaves prompts out."""
     unit = case.units.get(tag)
     found = []
     for request in case.of_engine(tag):
-        if request.preemptions or request.status == ABORTED or not request.entries:
+        if request.preemptions or request.status == ABORTED:
             continue
         wanted = unit.aligned(request.prompt) if unit else request.prompt - max(1, request.block)
         if request.stored_end > 0 and request.stored_end >= wanted:
             found.append(request)
+        elif wanted > max(request.stored_end, held(case, request)):
+            return []
     return found
 
 

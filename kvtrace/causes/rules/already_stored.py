@@ -115,7 +115,7 @@ def rule(case: Case) -> Results:
     if hits:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
     whole = [r for r in rows if not r.external and not r.entries]
-    title, headline = _words(whole, len(unsure))
+    title, headline = _words(whole, len(unsure), len(rows))
     found = case.finding(
         CAUSE,
         f"{title} ({plural(len(rows), 'request')}).",
@@ -148,11 +148,14 @@ def _seen(case: Case, request: CaseRequest) -> Grade:
     return Grade.READ if read >= stored_before(case, request) else Grade.DECLARED
 
 
-def _words(whole: Sequence[CaseRequest], unsure: int) -> tuple[str, str]:
-    """Title and headline; whole: the requests of which nothing was loaded or offered."""
+def _words(whole: Sequence[CaseRequest], unsure: int, every: int) -> tuple[str, str]:
+    """Title and headline. whole: the requests of which nothing was loaded or offered; unsure: of how many the
+    earlier save is not known to be at rest."""
     if unsure:
         headline = "prompts were not stored again after an earlier save of the same tokens"
-        return "Not stored again after a save of these tokens: it was not seen that it came to rest", headline
+        of = f" for {unsure} of them" if unsure < every else ""
+        title = f"Not stored again after a save of these tokens: it was not seen that it came to rest{of}"
+        return title, headline
     title = "The connector holds these tokens already and does not store them again"
     if whole:
         return title, "prompts that the connector holds already were computed again"

@@ -26,7 +26,8 @@ CAUSE = Cause(
     remedy=(
         "Compare the blocks and offsets that the hook indexes with the block table of the "
         "request: block ids, not places in the table; the layer of the hook, not the last one; "
-        "the slots of this request."
+        "the slots of this request. What is read in a later step needs its blocks kept until then "
+        "(request_finished returns True)."
     ),
     save_ends=(SaveEnd.MISPLACED,),
 )

@@ -99,9 +99,8 @@ def _nothing(row: LoadOf) -> bool:
 def _what_was_found(asked: list[LoadOf], missed: list[LoadOf], found: int) -> str:
     text = f"{plural(found, 'hit')} in {plural(len(asked), 'lookup')}"
     if missed:
-        rest = "the other prompt begins" if len(missed) == 1 else f"{count(len(missed))} prompts begin"
-        text += f"; {rest} like no earlier one of this run"
-        text += " for a whole unit" if any(row.shared > row.local for row in missed) else ""
+        text += f"; {plural(len(missed), 'prompt')} share no unit with an earlier one of this run"
+        text += " that the GPU has not" if any(row.local for row in missed) else ""
     deeper = sum((row.answer or 0) < 0 for row in asked)
     if deeper:
         text += f"; {plural(deeper, 'lookup')}: the GPU's own prefix cache reaches further than the store"

@@ -82,14 +82,14 @@ def rule(case: Case) -> Results:
     yield case.finding(
         CAUSE,
         f"{name} {did} {what} of {affected} for storing, "
-        + ("as they ask for no transfer." if unasked else "and no rule that kvtrace knows fits.")
+        + ("as they ask for no transfer." if unasked else "by a rule that is not known.")
         + " Is that meant?",
         evidence=evidence,
         events=case.events(CAUSE),
         remedy=[
             *([transfers.REMEDY] if unasked else []),
-            *([_SLOTS_REMEDY] if unread and part else []),
             CAUSE.remedy,
+            *([_SLOTS_REMEDY] if unread and part else []),
         ],
         headline="blocks that two prefill chunks fill together are not stored"
         if across == len(rows)

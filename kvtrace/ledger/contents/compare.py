@@ -66,16 +66,26 @@ class Contents:
     Attributes:
         proved: positions whose load gave back what they compute to, and those that a later request got back
             so from the connector.
-        unequal: positions of which another's KV, or nobody's, came back to whoever asked for these tokens.
+        sharing: (row, end of a wrong block) -> the requests that begin with the same tokens, and their pairs.
         blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared", "altered".
         written: requests into whose slots something was seen to be written.
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
     proved: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
-    unequal: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
+    sharing: Mapping[tuple[int, int], Sequence[tuple[int, int]]] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
+
+    def unequal(self, rows: Iterable[int]) -> Mapping[int, Sequence[Returned]]:
+        """Positions of which another's KV, or nobody's, came back to these requests, by whoever begins with
+        the same tokens."""
+        found: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+        for row in rows:
+            for bad in self.wrong.get(row, ()):
+                for other in self.sharing[row, bad.end] if not (bad.unwritten or bad.late) else ():
+                    found[other].append((bad.start, bad.end))
+        return _by_row(found)
 
 
 EQUAL, WRONG, NOT_COMPARED = "equal", "wrong", "not compared"
@@ -101,7 +111,7 @@ def compare(
         shapes[one.shape].append(one)
     wrong: dict[int, list[Wrong]] = defaultdict(list)
     proved: dict[tuple[int, int], list[Interval]] = defaultdict(list)
-    unequal: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    sharing: dict[tuple[int, int], Sequence[tuple[int, int]]] = {}
     blocks: Counter[str] = Counter()
     same_before = remaining(workers, places) if places is not None else set()
     alone = unwritten_blocks(workers, places, written) if places is not None else {}
@@ -109,7 +119,7 @@ def compare(
         judge = _Judge(shape, alike, requests, prefixes)
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
-            if savers and block.row not in written and (pairs, block) in same_before:
+            if savers and pairs & ~written.get(block.row, 0) and (pairs, block) in same_before:
                 blocks[NOT_COMPARED] += 1
                 continue
             found = None if savers else _found(judge, pairs, block, alone)
@@ -120,12 +130,13 @@ def compare(
                 )
             if found:
                 wrong[block.row].append(found)
-                for row in prefixes.sharing(block.row, block.end) if not found.unwritten else ():
-                    unequal[row, judge.pairs_of(row)].append((block.start, block.end))
+                sharing[block.row, block.end] = [
+                    (row, judge.pairs_of(row)) for row in prefixes.sharing(block.row, block.end)
+                ]
     _altered(wrong, blocks)
     if places is not None:
         _look_later(wrong, held_later(workers, places), requests)
-    return Contents(wrong, _by_row(proved), _by_row(unequal), blocks, frozenset(written))
+    return Contents(wrong, _by_row(proved), sharing, blocks, frozenset(written))
 
 
 def _by_row(found: Mapping[tuple[int, int], Sequence[Interval]]) -> Mapping[int, Sequence[Returned]]:

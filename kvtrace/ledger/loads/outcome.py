@@ -64,6 +64,11 @@ class Arrived:
     places: Mapping[LoadEnd, tuple[Place, ...]] = field(default_factory=dict)  # a few pairs that it concerns
     grades: Mapping[LoadEnd, Grade] = field(default_factory=dict)  # how well an end is seen at the least
 
+    @property
+    def other_kv(self) -> bool:
+        """Whether other KV than its own came, and in time."""
+        return any(end in (LoadEnd.WRONG, LoadEnd.ALTERED) for parts in self.lost for _, _, end in parts)
+
     def grade(self, end: LoadEnd) -> Grade:
         """How well an end is seen, but for what is proved to be loaded."""
         return self.grades.get(end, Grade.DECLARED)
