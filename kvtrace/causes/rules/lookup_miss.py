@@ -36,14 +36,15 @@ def rule(case: Case) -> Results:
     # Where a consumer finds some prompts, the others are taken to be new.
     consumers = [] if found else [row for row in missed if _role(case, row) == "kv_consumer"]
     expected = {row.request for row in consumers}
-    repeated = [
-        row for row in missed if _units(case, row, row.shared) > row.local and row.request not in expected
-    ]
+    alike = [row for row in missed if row.shared > row.local and row.request not in expected]
+    due = [row for row in alike if _units(case, row, row.shared) > row.local]
+    repeated = due or ([] if consumers else alike)
     if not consumers and not repeated:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
         return
-    evidence, unasked = _repeated(repeated), ""
+    within = "" if due or consumers else "of prompts that share less than a unit with an earlier one"
+    evidence, unasked = [_WITHIN.format(max(row.shared for row in alike))] if within else _repeated(due), ""
     if consumers:
         unasked = transfers.not_asked(case, case.engines[consumers[0].engine], [one.id for one in consumers])
         evidence = [
@@ -62,8 +63,8 @@ def rule(case: Case) -> Results:
     yield loads.finding(
         case,
         CAUSE,
-        f"Nothing was found by {of_all(len(wanting), len(asked), 'lookup')} where a hit could be expected "
-        f"({plural(tokens, 'token')}).{meant}",
+        f"Nothing was found by {of_all(len(wanting), len(asked), 'lookup')} "
+        f"{within or 'where a hit could be expected'} ({plural(tokens, 'token')}).{meant}",
         severity=LIMIT if saved else NOTE,
         tokens=tokens,
         share=min(1.0, tokens / total) if total else 0.0,
@@ -73,6 +74,11 @@ def rule(case: Case) -> Results:
         events=loads.events(case, wanting, CAUSE),
         headline="the lookups found nothing in the store",
     )
+
+
+_WITHIN = (
+    "they begin alike for up to {} tokens: less than a unit, or up to a last token, has no key of its own"
+)
 
 
 def _was_over(case: Case, row: LoadOf) -> bool:
@@ -99,8 +105,9 @@ def _nothing(row: LoadOf) -> bool:
 def _what_was_found(asked: list[LoadOf], missed: list[LoadOf], found: int) -> str:
     text = f"{plural(found, 'hit')} in {plural(len(asked), 'lookup')}"
     if missed:
-        text += f"; {plural(len(missed), 'prompt')} share no unit with an earlier one of this run"
-        text += " that the GPU has not" if any(row.local for row in missed) else ""
+        rest = "the other prompt begins" if len(missed) == 1 else f"{count(len(missed))} prompts begin"
+        text += f"; {rest} like no earlier one of this run"
+        text += ", by more than the GPU has" if any(row.local for row in missed) else ""
     deeper = sum((row.answer or 0) < 0 for row in asked)
     if deeper:
         text += f"; {plural(deeper, 'lookup')}: the GPU's own prefix cache reaches further than the store"
