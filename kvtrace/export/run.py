@@ -14,14 +14,7 @@ from kvtrace import ledger
 from kvtrace.causes import diagnose
 from kvtrace.causes.tables import rows as rows_of
 from kvtrace.errors import KvtraceError
-from kvtrace.export.selection import (
-    REQUEST_WORDS,
-    STEP_WORDS,
-    Selection,
-    Wanted,
-    in_steps,
-    parse_layers,
-)
+from kvtrace.export.selection import REQUEST_WORDS, STEP_WORDS, Selection, Wanted, in_steps, parse_layers
 from kvtrace.ledger.run import Run
 from kvtrace.report.build import assemble, request_rows
 from kvtrace.report.model import Report, RequestRow

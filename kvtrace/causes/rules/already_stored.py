@@ -10,17 +10,7 @@ from kvtrace.causes.case import CaseRequest, kept_before, stored_before
 from kvtrace.causes.evidence.loads import missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered, held
-from kvtrace.causes.rule import (
-    LIMIT,
-    SAVES,
-    Case,
-    Cause,
-    Interval,
-    LostSpan,
-    Results,
-    Stage,
-    Turn,
-)
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural

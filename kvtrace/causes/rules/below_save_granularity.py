@@ -181,29 +181,12 @@ def _empty_key(case: Case, tag: int, short: list[CaseRequest]) -> list[str]:
 
 def _stores(prompts: list[CaseRequest], unit: Unit) -> list[str]:
     """Sizes of what was seen to be kept, or else of the stores in the metadata; where the unit is from."""
-    seen = Counter(r.taken for r in prompts if r.taken is not None and r.saved)
-    if seen and all(r.taken is not None for r in prompts):
-        parts = [f"{count(size)} ({plural(n, 'request')})" for size, n in sorted(seen.items())[:_SIZES]]
-        more = [f"and {plural(len(seen) - _SIZES, 'other size')}"] if len(seen) > _SIZES else []
-        nothing = sum(r.taken == 0 for r in prompts)
-        none = [f"nothing ({plural(nothing, 'request')})"] if nothing else []
-        said = "kept of a prompt: " + ", ".join([*parts, *more, *none])
-    else:
-        said = _declared(prompts)
-    return [f"{said}; {unit.value} = {unit.where}"]
-
-
-def _declared(prompts: list[CaseRequest]) -> str:
-    """Store sizes in the metadata, with how many requests each."""
-    sizes = Counter(sum(max(0, e.slots) for e in r.entries) for r in prompts if r.entries)
-    silent = sum(not r.entries for r in prompts)
-    shown = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:5]
-    parts = [f"{count(size)} ({plural(n, 'request')})" for size, n in sorted(shown)]
-    if len(sizes) > len(shown):
-        parts.append(f"and {plural(len(sizes) - len(shown), 'other size')}")
-    if silent:
-        parts.append(f"no entry at all ({plural(silent, 'request')})")
-    return "store sizes in the metadata: " + ", ".join(parts)
+    seen = any(r.saved for r in prompts) and all(r.taken is not None for r in prompts)
+    sizes = Counter((r.taken or 0) if seen else sum(max(0, e.slots) for e in r.entries) for r in prompts)
+    shown = [f"{count(size)} ({plural(n, 'request')})" for size, n in sorted(sizes.items())[:_SIZES]]
+    more = [f"and {plural(len(sizes) - _SIZES, 'other size')}"] if len(sizes) > _SIZES else []
+    what = "kept of a prompt" if seen else "offered of a prompt in the metadata"
+    return [f"{what}: {', '.join([*shown, *more])}; {unit.value} = {unit.where}"]
 
 
 def _events(requests: list[CaseRequest]) -> list[Event]:

@@ -166,21 +166,8 @@ def _read_alone(case: Case) -> bool:
 
 def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Tokens were lost in calls that caught these exceptions."""
-    first, trust = facts[0], case.run.trust
+    first = facts[0]
     evidence = [exception_line(fact) for fact in facts[:3]]
-    did = [
-        f"{count(n)} {what}"
-        for n, what in (
-            (trust.nothing, "read 0 slots of the KV tensor"),
-            (trust.short, "read fewer slots than the metadata names"),
-        )
-        if n
-    ]
-    if did:
-        evidence.append(
-            f"of {plural(trust.measured, 'measured store call')} {', '.join(did)}; every hook returned as "
-            "if nothing were wrong"
-        )
     return case.finding(
         CAUSE,
         f"The connector catches {listed(dict.fromkeys(f.type for f in facts))} in {first.hook} and goes "
