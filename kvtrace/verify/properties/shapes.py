@@ -36,10 +36,13 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
     if not taken:
         return not_observed(f"no whole unit of {plural(len(again), 'repeated prompt')} was taken")
     less = sum(one.taken // what.unit < one.stored // what.unit for one in again)
+    other = (
+        ", not all of it as it was" if judging.loaded_wrong([one for one in taken if one.given], what) else ""
+    )
     asks = f"of {plural(less, 'prompt')} it took less than all whole units: is that meant? (--all-units)"
     return proved(
         f"of {plural(len(taken), 'repeated prompt')} every whole unit of {what.unit} tokens that was taken "
-        "came back",
+        f"came back{other}",
         evidence=[asks] if less else [],
         numbers={"unit": what.unit, "prompts": len(taken)},
     )

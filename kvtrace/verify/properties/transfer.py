@@ -22,10 +22,10 @@ def _transfers(own: list[Asked], what: Observed) -> Verdict:
     came = sum(one.given - judging.not_there(one) for one in seen)
     numbers = {"token-layers saved": saved, "tokens accepted": accepted, "tokens loaded": came}
     if seen:
-        of = f" of {count(accepted)} accepted" if came < accepted else ""
-        return proved(
-            f"{count(came)}{of} tokens were loaded, for {plural(len(seen), 'request')}", numbers=numbers
-        )
+        what_came = f"{count(came)} tokens were loaded"
+        if came < accepted:
+            what_came = f"{count(came)} of {count(accepted)} accepted tokens were seen to be loaded"
+        return proved(f"{what_came}, for {plural(len(seen), 'request')}", numbers=numbers)
     if accepted:
         late = judging.unanswered(what.loads, what)
         return late or judging.loaded_wrong(what.loads, what) or not_observed(_UNSEEN, numbers=numbers)
