@@ -178,6 +178,11 @@ def test_halves_that_two_calls_of_a_step_read_are_all_of_a_slot(trace):
         records.Touching(watch, 0, 1, step, 1000, 0).write()
     part, whole = ("/4+8", 0, 8), ("4+8", 8, 8)
     assert [row[3:6] for row in written(trace)] == [part, part, whole, part, part]
+    for step in range(1, 3 * records._MOST_HALVES):
+        watch = CopyWatch(cache_of(kv), None, BLOCK)
+        watch._note(watch.caches.at(kv, seen.view), READ, seen)
+        records.Touching(watch, 0, 1, step, 1000, 0).write()
+    assert len(records._halves) <= records._MOST_HALVES + 1, "memory is bounded"
 
 
 def test_what_never_comes_ends_unknown_and_memory_is_bounded(trace, monkeypatch):

@@ -17,13 +17,14 @@ from kvtrace.trace.rows import SlotsTouched
 
 _MOST_NAMES = 64
 _MOST_WAITING = 256
-_MOST_HALVES = 256
+_MOST_HALVES, _MOST_PARTS = 512, 32
 _FLAGS = {READ: Flag.STORE, WRITTEN: Flag.LOAD, GIVEN_OUT: Flag.STORE | Flag.LOAD}
 
 _waiting: list[Touching] = []
 _halves: dict[tuple[int, str], list[LayerTouch]] = {}
 """(step, layer) -> what calls for this step read of it that read parts of slots; work in several threads adds
 to it."""
+AGENT.openings += (_halves.clear,)
 
 
 @dataclass
@@ -72,14 +73,13 @@ class Touching:
     def _with_halves(self, layer: str, slots: Touched) -> Touched:
         """With what other calls for the same step read of these slots: K in one job, V in another. That it
         read a part itself is still said: its bytes are a part, too."""
-        if len(_halves) > _MOST_HALVES:
-            _halves.clear()
-        every = _halves.setdefault((self.step, layer), [])
-        own = self.watch.parts_read(layer)
-        every += own
-        if not self.step or not len(own) < len(every) < _MOST_HALVES:
+        own, every = self.watch.parts_read(layer), _halves.setdefault((self.step, layer), [])
+        while len(_halves) > _MOST_HALVES:
+            _halves.pop(next(iter(_halves)), None)  # those of the oldest steps
+        if not self.step or len(every) + len(own) > _MOST_PARTS:
             return slots
-        joined = put_together(tuple(every))
+        every += own
+        joined = put_together(tuple(every)) if len(every) > len(own) else None
         return joined._replace(partly=slots.partly) if joined is not None else slots
 
     def _slots(self, marks: int, t: int, layer: str, slots: Touched | None) -> None:
