@@ -12,12 +12,13 @@ CAUSE = Cause(
     stage=Stage.EFFECT,
     severity=FAULT,
     ledger=SAVES,
-    meaning="The hook read fewer slots of the KV tensor than its metadata names.",
+    meaning="The hook read fewer slots than its metadata names, or a part of each (some heads, K or V).",
     seen_as=(
         "0 < slots read < slots declared in a watched call, by a block or more per entry. Where the metadata "
-        "is not understood it is not known how many were declared."
+        "is not understood it is not known how many were declared. Or a part of each slot, in all calls for "
+        "that step."
     ),
-    remedy="Look at the connector's slot mapping.",
+    remedy="Look at the connector's slot mapping, and at which heads of a slot it copies.",
     save_ends=(SaveEnd.PART_READ,),
 )
 
@@ -43,7 +44,11 @@ def rule(case: Case) -> Results:
             ],
             events=case.events(CAUSE),
             headline=f"the save hook read {what} that its metadata names",
-            remedy=["compare the slot mapping that is indexed in save_kv_layer with the one in the metadata"],
+            remedy=[
+                "copy all heads of a slot that this rank has, K and V"
+                if trust.parts
+                else "compare the slot mapping that is indexed in save_kv_layer with the one in the metadata"
+            ],
         )
     elif trust.agreed and trust.agreed == trust.calls:
         yield CAUSE.ruled_out(
