@@ -121,6 +121,8 @@ RULES: tuple[Rule, ...] = (
             ),
             ("saves: the null block first", "saves.useless_reads:_Layer.begins_with_null", _false),
             ("saves: no first block", "saves.useless_reads:_Layer.without_first", _false),
+            ("slots: read in part", "slots.resolve:_Resolver._in_part", lambda *_: set()),
+            ("saves: other KV that came in time", "loads.outcome:Arrived.other_kv", True),
             ("saves: other slots than named", "saves.calls:read_elsewhere", _false),
             ("saves: what came back, whoever read it", "saves.positions:_not_saved", _never_back),
             ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),

@@ -171,13 +171,18 @@ def test_halves_that_two_calls_of_a_step_read_are_all_of_a_slot(trace):
     """K in one job of an executor, V in another."""
     kv = torch.randn(2, BLOCKS, BLOCK, 8)
     AGENT.id("layer.0")
-    for step, half in ((9, 0), (10, 1), (10, 0), (0, 1), (0, 0)):
+    one, other = slice(1, 3), slice(4, 5)
+    of_step = ((1, one), (0, one), (0, other), (1, other), (1, one))
+    asked = [(9, 0, one), *((10, half, blocks) for half, blocks in of_step), (0, 1, one), (0, 0, one)]
+    for step, half, blocks in asked:
         watch = CopyWatch(cache_of(kv), None, BLOCK)
-        seen = access.access_of(kv[half, 1:3], access.READS, "clone", {})
+        seen = access.access_of(kv[half, blocks], access.READS, "clone", {})
         watch._note(watch.caches.at(kv, seen.view), READ, seen)
         records.Touching(watch, 0, 1, step, 1000, 0).write()
     part, whole = ("/4+8", 0, 8), ("4+8", 8, 8)
-    assert [row[3:6] for row in written(trace)] == [part, part, whole, part, part]
+    # each slot is whole once: in the call that completes it
+    then = [("/16+4", 0, 4), ("16+4", 4, 4), part]
+    assert [row[3:6] for row in written(trace)] == [part, part, whole, *then, part, part]
     for step in range(1, 3 * records._MOST_HALVES):
         watch = CopyWatch(cache_of(kv), None, BLOCK)
         watch._note(watch.caches.at(kv, seen.view), READ, seen)

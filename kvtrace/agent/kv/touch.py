@@ -272,6 +272,15 @@ def together(touches: Sequence[LayerTouch]) -> TouchedSlots | None:
     return TouchedSlots(full, np.setdiff1d(every, full, assume_unique=True))
 
 
+def completing(own: Sequence[LayerTouch], others: Sequence[LayerTouch]) -> TouchedSlots | None:
+    """What ``own`` touched; in full also those slots of which it is what ``others`` left out."""
+    mine, before, every = together(own), together(others), together([*others, *own])
+    if mine is None or before is None or every is None:
+        return None
+    whole = np.intersect1d(mine.partly, np.setdiff1d(every.full, before.full))
+    return TouchedSlots(_sorted([mine.full, whole]), np.setdiff1d(mine.partly, whole))
+
+
 def _sorted(arrays: list[Array]) -> Array:
     if not arrays:
         return np.empty(0, dtype=np.int64)

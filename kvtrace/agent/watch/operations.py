@@ -246,7 +246,7 @@ class CopyWatch:
             if touches is None or self.failed:
                 found[key] = None
             elif touches:
-                found[key] = put_together(tuple(touches))
+                found[key] = _put_together(tuple(touches))
         for layer in self._took_none if not self.unsure else ():
             found.setdefault((layer, READ), _NO_SLOTS)
         return found
@@ -498,8 +498,7 @@ def _touches_of(
     return found
 
 
-def put_together(touches: tuple[LayerTouch, ...]) -> Touched | None:
-    """None where there are too many different parts."""
+def _put_together(touches: tuple[LayerTouch, ...]) -> Touched | None:
     if touches in _texts:
         return _texts[touches]
     slots: TouchedSlots | None = together(touches)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtrace.agent.ids import Names, next_call
-from kvtrace.agent.kv.touch import LayerTouch
+from kvtrace.agent.kv.touch import LayerTouch, completing, text_of
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch, Touched, put_together
+from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch, Touched
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
 from kvtrace.trace.rows import SlotsTouched
 
@@ -22,8 +22,7 @@ _FLAGS = {READ: Flag.STORE, WRITTEN: Flag.LOAD, GIVEN_OUT: Flag.STORE | Flag.LOA
 
 _waiting: list[Touching] = []
 _halves: dict[tuple[int, str], list[LayerTouch]] = {}
-"""(step, layer) -> what calls for this step read of it that read parts of slots; work in several threads adds
-to it."""
+"""(step, layer) -> what was read of it by calls that read parts of slots, in whatever thread."""
 AGENT.openings += (_halves.clear,)
 
 
@@ -79,8 +78,9 @@ class Touching:
         if not self.step or len(every) + len(own) > _MOST_PARTS:
             return slots
         every += own
-        joined = put_together(tuple(every)) if len(every) > len(own) else None
-        return joined._replace(partly=slots.partly) if joined is not None else slots
+        others = every[: -len(own)]  # of two threads at once the later one sees both
+        found = completing(own, others) if others else None
+        return slots if found is None else Touched(len(found.full), slots.partly, text_of(found))
 
     def _slots(self, marks: int, t: int, layer: str, slots: Touched | None) -> None:
         """``slots`` None: which is not known."""

@@ -76,9 +76,7 @@ def rule(case: Case) -> Results:
     )
 
 
-_WITHIN = (
-    "they begin alike for up to {} tokens: less than a unit, or up to a last token, has no key of its own"
-)
+_WITHIN = "up to {} tokens are alike: less than a unit, or up to a last token, has no key of its own"
 
 
 def _was_over(case: Case, row: LoadOf) -> bool:

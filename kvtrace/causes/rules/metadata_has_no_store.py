@@ -49,8 +49,7 @@ def rule(case: Case) -> Results:
     of_engine = case.of_engine(engine.tag)
     without = [r for r in rows if not r.entries]
     stored = [r for r in of_engine if r.stored_end]
-    lost = {r.row for r in rows}
-    others = sum(r.row not in lost for r in stored)
+    others = len({r.row for r in stored} - {r.row for r in rows})
     affected = of_all(len(rows), len(of_engine), "prompt")
     unknown = case.units.get(engine.tag) is None
     across = _across_chunks(case, rows)

@@ -91,8 +91,7 @@ class Slots:
         blind: the last steps that had begun when slots were read of which it is not known which.
         unplaced: the last step in which work in the background read, for a step that is not known, slots that
             are not known either: they may be of that step and of any before it.
-        partly: (step, column) in which of slots that are known a part was read, some heads or K alone, and
-            of no slot all.
+        partly: (step, column) in which parts of known slots were read (some heads, K alone), and none whole.
         none: (step, column) in which slots were picked to be read, and these were none.
         blind_writes: column -> the last step in which slots were written there, and not known which.
     """

@@ -158,10 +158,10 @@ class _Resolver:
                 for column, own in enumerate(self._groups_of)
                 if own == group
             },
-            unknown=frozenset(self._each(self._unknown | (self._partly - self._wholly))),
+            unknown=frozenset(self._each(self._unknown | self._in_part())),
             blind=frozenset(self._blind),
             unplaced=self._unplaced,
-            partly=frozenset(self._each(self._partly - self._unknown - self._wholly)),
+            partly=frozenset(self._each(self._in_part())),
             none=frozenset(self._each(self._none - self._unknown - self._amounts.keys())),
             blind_writes={
                 column: at for layers, at in self._blind_writes.items() for column in self._columns[layers]
@@ -169,6 +169,9 @@ class _Resolver:
             last_background_t=self._background_t,
             last_background_step=self._background_step,
         )
+
+    def _in_part(self) -> set[tuple[int, int]]:
+        return self._partly - self._unknown - self._wholly
 
     def _each(self, found: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """(step, layers) -> (step, column) of each of these layers."""

@@ -47,9 +47,7 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
     if other:
         plain = {one.number for one in what.plain}
         if all(one.number in plain for one, _ in other):  # then outputs tells it
-            says = (
-                f"of {len(other)} of {plural(len(asked), 'answer')} that differ it is not known whose KV came"
-            )
+            says = f"{len(other)} of {plural(len(asked), 'answer')} differ: whose KV came is not known"
             return not_observed(says, evidence=[line for _, line in other][:3])
         says = f"{len(other)} of {plural(len(asked), 'answer')} are not those of their own prompt"
         return judging.shown(says, other)

@@ -29,16 +29,15 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
     gone = judging.missing(again, what)
     if gone:
         return judging.not_back(gone, what)
-    wrong = judging.loaded_wrong([one for one in again if one.given], what, *judging.NOT_THERE)
+    loads = [one for one in again if one.given]
+    wrong = judging.loaded_wrong(loads, what, *judging.NOT_THERE)
     if wrong is not None:
         return wrong
     taken = [one for one in again if judging.expected(one, what)]
     if not taken:
         return not_observed(f"no whole unit of {plural(len(again), 'repeated prompt')} was taken")
     less = sum(one.taken // what.unit < one.stored // what.unit for one in again)
-    other = (
-        ", not all of it as it was" if judging.loaded_wrong([one for one in taken if one.given], what) else ""
-    )
+    other = ", not all of it as it was" if judging.loaded_wrong(loads, what) else ""
     asks = f"of {plural(less, 'prompt')} it took less than all whole units: is that meant? (--all-units)"
     return proved(
         f"of {plural(len(taken), 'repeated prompt')} every whole unit of {what.unit} tokens that was taken "
