@@ -140,7 +140,6 @@ RULES: tuple[Rule, ...] = (
             ("saves: read and not named", "read:unnamed", _made(f"{_LEDGER}.saves.unnamed:Unnamed")),
             ("saves: sizes at rest", "read:accounts", _made(f"{_LEDGER}.slots.accounts:Accounts")),
             ("saves: given away", "reported:given_away", lambda *_: frozenset()),
-            ("contents: layers of zeroes", "contents.by_layer:ByLayer.empty", lambda *_: None),
             ("contents: fingerprints", "read:compare", _made(f"{_LEDGER}.contents.compare:Contents")),
             (
                 "contents: layers of loaded blocks",

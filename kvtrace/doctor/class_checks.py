@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from kvtrace import mend
 from kvtrace.agent.preflight import facts
-from kvtrace.agent.preflight.facts import Class, ExtraKeys, Planned, Rounding, Signature
+from kvtrace.agent.preflight.facts import Class, ExtraKeys, Planned, Signature
 from kvtrace.doctor.answer import NOT_KNOWN, OK, PROBLEM, WARNING, Line
 from kvtrace.doctor.gather import DoctorFacts
 from kvtrace.trace import hooks
@@ -187,12 +187,8 @@ def smallest(found: DoctorFacts) -> Iterator[Line]:
         if one.name == _MULTI:
             continue
         size = _size(found.engine)
-        batched = [place.where for place in one.rounds if place.by == facts.BATCHED]
-        rounds = sorted({(_unit(place, found.engine), place.by) for place in one.rounds}, key=str)
-        if batched:
-            yield _batched(one, batched, found.engine)
-        elif len(rounds) == 1 and not (one.name in _LEAST and found.command.words):
-            yield _rounded(one, *rounds[0])
+        if one.batched:
+            yield _batched(one, found.engine)
         elif not found.command.words:
             continue
         elif one.name in _LEAST and one.module.startswith("vllm.") and size:
@@ -206,29 +202,9 @@ def smallest(found: DoctorFacts) -> Iterator[Line]:
             )  # fmt: skip
 
 
-def _unit(place: Rounding, engine: Planned | None) -> int | None:
-    return _size(engine) or None if place.by == facts.BLOCK else place.size
-
-
-def _rounded(one: Class, unit: int | None, by: str) -> Line:
-    """All its roundings are to this one unit."""
-    places = listed(place.where for place in one.rounds)
-    said = {"": "", facts.BLOCK: " (the block size)"}.get(by, f" (its key {by!r})")
-    if unit is None:
-        text = (
-            f"{_name(one)} rounds down to whole blocks at {places}; how many tokens these are shows with the"
-        )
-        return Line("least prompt", NOT_KNOWN, f"{text} command")
-    return Line(
-        "least prompt", OK,
-        f"{_name(one)} rounds down to multiples of {unit}{said} at {places}: where these are a prompt's, "
-        f"nothing of prompts below {unit} tokens is stored",
-    )  # fmt: skip
-
-
-def _batched(one: Class, places: list[str], engine: Planned | None) -> Line:
+def _batched(one: Class, engine: Planned | None) -> Line:
     limit = engine.max_num_batched_tokens if engine else None
-    where = f"{_name(one)} rounds down to multiples of max_num_batched_tokens at {listed(places)}"
+    where = f"{_name(one)} rounds down to multiples of max_num_batched_tokens at {listed(one.batched)}"
     remedy = "round to a unit of the connector's own; see kvtrace docs below-save-granularity"
     if limit is None:
         text = f"{where}; how many these are shows with the command"

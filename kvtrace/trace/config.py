@@ -10,6 +10,10 @@ import os
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
+STORE_VARIABLE = "KVTRACE_VERIFY_STORE"
+"""Set by ``kvtrace verify --store`` alone: a link that tells how the store is to be, and its directory."""
+STORE_SLOW, STORE_FULL = "slow", "full"
+
 TIMINGS = ("off", "sampled", "full")
 WATCHES = ("first", "sampled", "full")
 

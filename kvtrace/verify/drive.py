@@ -49,6 +49,7 @@ class Driver:
         samples: what the processes used (``usage`` says it), with the number of the request asked then.
         held: numbers of the rests (from 1) after which blocks were still held.
         died: why the engine is asked no more; deaths: after which it was started anew, too.
+        shares: of the steps' time that hooks took until the store was damaged; None: it never was.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Driver:
         progress: Progress = lambda done, total, what: None,
         act: Callable[[str], None] | None = None,
     ) -> None:
-        """``act``: damages the store."""
+        """``act``: damages the store; RESET: no more."""
         self.engine, self._streams, self._look = engine, streams, look
         self._progress, self._act = progress, act
         self.usage: Callable[[], Mapping[str, int]] | None = None
@@ -67,6 +68,7 @@ class Driver:
         self.asked: list[Asked] = []
         self.held: list[int] = []
         self.deaths: list[Death] = []
+        self.shares: Mapping[str, float] | None = None
         self.died = ""
         self.resets = 0
         self.resets_known = True
@@ -126,6 +128,8 @@ class Driver:
     def _together(self, jobs: Sequence[Job], acts: Sequence[str]) -> Job | None:
         """Round by round; the job that ended the engine, if one did."""
         late: set[str] = set()
+        if self._act is not None:
+            self._act(RESET)
         for at, act in enumerate(acts):
             if act and not self._rest(act):
                 return None
@@ -202,6 +206,8 @@ class Driver:
         if act == RESET:
             return True
         if act in STORE_ACTS:
+            if self.shares is None:
+                self.shares = self._look().hook_shares
             if self._act is not None:
                 self._act(act)
             return True

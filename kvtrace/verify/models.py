@@ -159,6 +159,7 @@ KINDS: Mapping[str, ModelKind] = {
             "num_key_value_heads": _HEADS, "first_k_dense_replace": _LAYERS,
         },
         _deepseek,
+        blocks=130,  # vLLM's CPU backend makes blocks of 16 tokens for it
     ),
     "sliding": ModelKind(  # a sliding window beside full attention
         "Gemma3ForCausalLM",

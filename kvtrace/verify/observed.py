@@ -105,8 +105,8 @@ class EngineFacts:
     """Whether its lookup may answer anything but "nothing"."""
     store: bool = False
     """Whether the user named the connector's directory."""
-    fillable: bool = False
-    """Whether that is a file system of its own, small enough to be filled."""
+    met: frozenset[str] = frozenset()
+    """Of STORE_SLOW and STORE_FULL what the store was to the connector."""
     prefix_caching: bool = True
     adapters: int = 0
     """LoRA adapters that it serves."""

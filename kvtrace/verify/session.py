@@ -27,7 +27,7 @@ from kvtrace.verify.pair import ServerPair
 from kvtrace.verify.property import FULL, QUICK
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.served import Server
-from kvtrace.verify.store import Store, fillable
+from kvtrace.verify.store import Store
 from kvtrace.verify.suite import ask, observed
 from kvtrace.verify.usage import usage
 from kvtrace.verify.workload import Streams
@@ -217,7 +217,7 @@ def verify(
     found: list[Result] = []
     notes: list[str] = []
     try:
-        store = Store(options.store) if options.store is not None else None
+        store = Store(options.store, rundir.path / "store-is") if options.store is not None else None
         for kind in _kinds(options):
             try:
                 found.append(_One(options, kind, rundir.path / kind, progress, say, store).verify())
@@ -262,7 +262,7 @@ class _One:
         self._options, self._kind, self._directory = options, kind, directory
         self._progress, self._say, self._store = progress, say, store
         self._notes: list[str] = []
-        self._environ: dict[str, str] = {}
+        self._environ = store.environ if store is not None else {}
         self._command, self._other = list(options.command), list[str]()
         small = options.small
         if small is not None:
@@ -273,7 +273,7 @@ class _One:
             if options.suite == FULL and known:
                 other = models.make(known, other=True)
                 self._other = [str(other) if word == str(model) else word for word in self._command]
-            self._environ = connector.environ(os.environ)
+            self._environ |= connector.environ(os.environ)
 
     def verify(self) -> Result:
         options = self._options
@@ -282,7 +282,7 @@ class _One:
         engine = self._engine()
         store = self._store
         act = store.act if store is not None else None
-        driver = Driver(engine, Streams(self._options.seed or 0), engine.look, self._progress, act)
+        driver = Driver(engine, Streams(f"{options.seed} {self._kind}"), engine.look, self._progress, act)
         driver.usage = engine.usage
         self._say(f"starting the server; its output goes to {shown(self._directory)}")
         try:
@@ -290,7 +290,7 @@ class _One:
             blocks = int(option(self._command, BLOCKS) or 0)  # of the server that saves
             named = options.store is not None
             first, facts = ask(driver, engine.look, options.suite, options.case, named, blocks)
-            facts = replace(facts, fillable=options.store is not None and fillable(options.store))
+            facts = replace(facts, met=store.met if store is not None else frozenset())
             smaller = self._smaller(driver, engine, facts)
         finally:
             if store is not None:

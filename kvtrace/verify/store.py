@@ -1,6 +1,7 @@
 """The connector's directory, where the user names it: damaged in the ways in which stores fail.
 
-Only what came into it since the start is touched: it has to be empty, or missing, then.
+Only what came into it since the start is touched: it has to be empty, or missing, then. Slow, and full where
+it is no small file system of its own, it is made in the server's processes (``agent/outside/conditions.py``).
 """
 
 from __future__ import annotations
@@ -8,23 +9,30 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from kvtrace.trace.config import STORE_FULL, STORE_SLOW, STORE_VARIABLE
 from kvtrace.verify.answers import VerifyError
-from kvtrace.verify.workload import STORE_ACTS
+from kvtrace.verify.workload import RESET, STORE_ACTS
 
 _CHUNK = 1 << 20
 _MOST_FILLED = 4 << 30
 _FILLER = ".kvtrace-verify-filler"
+_SLOW_SECONDS = 8.0
+"""So long it is slow: of many files an answer would seem never to come."""
 
 
 class Store:
-    """Raises VerifyError: it is not empty, or no directory."""
+    """``told``: a path of verify's own, where its server is told how the store is to be.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    Raises VerifyError: it is not empty, or no directory.
+    """
+
+    def __init__(self, directory: Path, told: Path) -> None:
+        self._directory, self._told = directory, told
         self._modes: dict[Path, int] = {}
         self._filler = directory / _FILLER
         if directory.exists() and not directory.is_dir():
@@ -35,10 +43,22 @@ class Store:
                 "verify damages what is in it: name a new one, and configure the connector for it",
             )
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """Of the server."""
+        return {STORE_VARIABLE: f"{self._told}{os.pathsep}{self._directory.absolute()}"}
+
+    @property
+    def met(self) -> frozenset[str]:
+        """What it was to the connector, of STORE_SLOW and STORE_FULL."""
+        return frozenset(name for name in (STORE_SLOW, STORE_FULL) if self._of(name).exists())
+
     def act(self, name: str) -> None:
-        """One of STORE_ACTS. Files that vanish meanwhile are no error."""
-        assert name in STORE_ACTS
+        """One of STORE_ACTS; RESET: as it was. Files that vanish meanwhile are no error."""
+        assert name in (RESET, *STORE_ACTS)
         self.restore()
+        with suppress(OSError):
+            self._of(name).rmdir()
         for path in list(self._files()):
             try:
                 if name == "gone":
@@ -49,11 +69,10 @@ class Store:
                     _overwrite(path)
             except OSError:
                 continue
-        if name == "full" and fillable(self._directory):
-            with open(self._filler, "wb", buffering=0) as file, suppress(OSError):
-                left = shutil.disk_usage(self._directory).free
-                while left > 0:
-                    left -= file.write(b"x" * _CHUNK)
+        if name == STORE_FULL and fillable(self._directory):
+            self._fill()
+        elif name in (STORE_SLOW, STORE_FULL):
+            self._told.symlink_to(f"{name}:{time.monotonic() + _SLOW_SECONDS}")
         if name == "read-only":
             for folder, _, _ in os.walk(self._directory):
                 path = Path(folder)
@@ -63,10 +82,21 @@ class Store:
     def restore(self) -> None:
         """Its permissions and its free space, as they were."""
         self._filler.unlink(missing_ok=True)
+        self._told.unlink(missing_ok=True)
         for path, mode in self._modes.items():
             if path.is_dir():
                 path.chmod(mode)
         self._modes.clear()
+
+    def _of(self, name: str) -> Path:
+        return self._told.with_name(f"{self._told.name}-{name}")
+
+    def _fill(self) -> None:
+        self._of(STORE_FULL).mkdir(exist_ok=True)
+        with open(self._filler, "wb", buffering=0) as file, suppress(OSError):
+            left = shutil.disk_usage(self._directory).free
+            while left > 0:
+                left -= file.write(b"x" * _CHUNK)
 
     def _files(self) -> Iterator[Path]:
         for folder, _, names in os.walk(self._directory):

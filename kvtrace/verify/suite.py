@@ -66,6 +66,8 @@ def ask(
 
 def observed(driver: Driver, evidence: Evidence, facts: EngineFacts, settings: Settings) -> Observed:
     """What the properties judge."""
+    if driver.shares is not None:
+        evidence = replace(evidence, hook_shares=driver.shares)
     return Observed(
         driver.seen(evidence), evidence, facts, settings,
         driver.died, driver.deaths, driver.held, driver.resets, driver.resets_known,

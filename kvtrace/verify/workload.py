@@ -10,8 +10,8 @@ first image (``#2``: behind another one), ``@x`` its cache salt, ``*8`` tokens t
 leaves after the first of them, ``^`` the engine takes its blocks back then (a preemption).
 
 At ``;`` the engine comes to rest and its own prefix cache is emptied; with ``restart``, ``model``, ``gone``,
-``cut``, ``garbage``, ``read-only`` or ``full`` as the first word behind it also that happens to the server,
-or to its store. ``model``: it is started anew with another model of the same shape.
+``cut``, ``garbage``, ``read-only``, ``full`` or ``slow`` as the first word behind it also that happens to the
+server, or to its store. ``model``: it is started anew with another model of the same shape.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from kvtrace.trace.config import STORE_FULL, STORE_SLOW
 from kvtrace.verify.answers import VerifyError
 
 GENERATED = 4
@@ -29,7 +30,7 @@ FIRST_TOKEN, LAST_TOKEN = 100, 499
 """Ids of prompts' tokens: ordinary ones in every vocabulary."""
 RESET = "reset"
 RESTART, MODEL = "restart", "model"
-STORE_ACTS = ("gone", "cut", "garbage", "read-only", "full")
+STORE_ACTS = (STORE_SLOW, "gone", "cut", "garbage", "read-only", STORE_FULL)
 ACTS = (RESTART, MODEL, *STORE_ACTS)
 
 _PROMPT = re.compile(
@@ -157,7 +158,7 @@ def _prompt(word: str, text: str) -> Prompt:
 class Streams:
     """The tokens behind the letters: other ones for each seed and each name."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self._seed = seed
         self._known: dict[tuple[str, str], tuple[random.Random, list[int]]] = {}
 

@@ -12,14 +12,11 @@ import pytest
 from kvtrace.agent.facts.connector_facts import does_nothing
 from kvtrace.agent.preflight import facts, signatures
 from kvtrace.agent.preflight.facts import (
-    BATCHED,
-    BLOCK,
     Class,
     ExtraKeys,
     Parsed,
     Planned,
     Python,
-    Rounding,
     Signature,
 )
 from kvtrace.doctor import checks, class_checks, place_checks
@@ -123,14 +120,7 @@ def test_a_healthy_run_is_all_ok() -> None:
     assert all(line.text and not line.remedy for line in answer.lines if line.level is OK)
 
 
-def test_what_is_known_of_units_windows_and_keys_is_said() -> None:
-    own = Rounding("mine.kv:7", "unit", 64)
-    (line,) = class_checks.smallest(of_class(rounds=(own,)))
-    assert line.level is OK and "multiples of 64 (its key 'unit') at mine.kv:7: where these are" in line.text
-    assert line.text.endswith("nothing of prompts below 64 tokens is stored")
-    blocks = (Rounding("mine.kv:7", BLOCK), Rounding("b:1", BLOCK))
-    (line,) = class_checks.smallest(of_class(rounds=blocks))
-    assert line.level is OK and "multiples of 16 (the block size) at mine.kv:7, b:1:" in line.text
+def test_what_is_known_of_windows_and_keys_is_said() -> None:
     (line,) = checks.blocks(facts_with(engine=WINDOWS))
     assert (
         line.level is OK
@@ -273,25 +263,16 @@ CASES: dict[Check, dict[str, tuple[DoctorFacts, Level, str]]] = {
     },
     class_checks.smallest: {
         "rounds to the batch": (
-            of_class(rounds=(Rounding("mine.kv:7", BATCHED),)),
+            of_class(batched=("mine.kv:7",)),
             WARNING,
             "at mine.kv:7: where these are a prompt's, nothing of prompts below 8192 tokens",
         ),
         "rounds to a batch that is not known": (
-            of_class(rounds=(Rounding("mine.kv:7", BATCHED),), steps={facts.ENGINE: RAISED}),
+            of_class(batched=("mine.kv:7",), steps={facts.ENGINE: RAISED}),
             NOT_KNOWN,
             "mine.kv:7",
         ),
-        "rounds to blocks of a size that is not known": (
-            of_class(rounds=(Rounding("mine.kv:7", BLOCK),), steps={facts.ENGINE: RAISED}),
-            NOT_KNOWN,
-            "whole blocks at mine.kv:7",
-        ),
-        "rounds to two units": (
-            of_class(rounds=(Rounding("mine.kv:7", "unit", 64), Rounding("b:1", "", 32))),
-            NOT_KNOWN,
-            "shows only in a run",
-        ),
+        "rounds to another unit": (of_class(), NOT_KNOWN, "shows only in a run"),
     },
     class_checks.config_keys: {
         "a key that a MultiConnector does not know": (

@@ -78,16 +78,3 @@ def test_layers_that_compute_the_same_may_hold_the_same(tmp_path: Path) -> None:
     made = Cache(tmp_path, layers=LAYERS).computes("a", [5, 6, 7, 8])
     made.sim.of_layers("a", [[11, 12, 13, 13], [21, 22, 23, 23]])
     assert wrong(loads(made, [97, 98, 99], [[1, 2, 3, 3], [4, 5, 6, 6], [7, 8, 9, 9]], C)) == 0
-
-
-@pytest.mark.parametrize("computed", [True, False])
-def test_layers_of_zeroes_beside_others_were_left_out(tmp_path: Path, computed: bool) -> None:
-    """As where an exception ended the load of a layer, and the next one went on. A layer that always computes
-    to zeroes is none."""
-    made = Cache(tmp_path, layers=LAYERS).computes("a", [5, 6, 7, 8])
-    made.sim.of_layers("a", RIGHT if computed else [[*one[:2], 0, 0] for one in RIGHT])
-    run = loads(made, [97, 98, 99], [[1, 2, 0, 0], [4, 5, 6, 7], [0, 0, 0, 0]], C)
-    assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN, 0) == (2 * BLOCK if computed else 0)
-    assert (
-        "tokens 0-32 hold nothing but zeroes in layers 2, 3 of 4" in str(why(run, LoadEnd.NOT_WRITTEN))
-    ) is computed

@@ -3,7 +3,7 @@ promised and not kept fails, and what was not seen is neither."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.trace import hooks, rows
+from kvtrace.trace.config import STORE_FULL, STORE_SLOW
 from kvtrace.trace.format import Kind, Role, pack_head
 from kvtrace.verify.answers import Answer, Answered, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
@@ -27,7 +28,7 @@ from kvtrace.verify.registry import of_suite
 from kvtrace.verify.session import Options, Small, repeats
 from kvtrace.verify.shrink import Shrinker
 from kvtrace.verify.suite import ask, observed, probes
-from kvtrace.verify.workload import Streams, parse
+from kvtrace.verify.workload import RESET, STORE_ACTS, Streams, parse
 
 FACTS = EngineFacts(
     block=32,
@@ -595,6 +596,100 @@ def test_an_asynchronous_load_that_never_ends_is_never_told(monkeypatch: pytest.
         for one in judged(asked, replace(what, evidence=replace(what.evidence, run=run)))
         if one.verdict.answer is Answer.FAILED
     } == promised
+
+
+@pytest.mark.parametrize("end", [LoadEnd.USED_BEFORE, LoadEnd.LOADED])
+def test_an_end_that_is_told_before_it_came_fails(end: LoadEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Early(Connector):
+        def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
+            return {end: loaded * PAIRS} if loaded else {}
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            return {"asynchronous": True}
+
+    what = everything(Early(), monkeypatch)
+    run = cast(Any, SimpleNamespace(engines=(), async_saves=(), exceptions=()))
+    (told,) = (one for one in of_suite("quick") if one.id == "finish-told")
+    verdict = told.judge(what.of(told.id), replace(what, evidence=replace(what.evidence, run=run)))
+    assert verdict.answer is (Answer.FAILED if end is LoadEnd.USED_BEFORE else Answer.PROVED)
+
+
+def damaged(
+    connector: Connector, monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None], *met: str
+) -> dict[str, Verdict]:
+    """What is said where the connector's directory is named, of what has to do with it."""
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("kvtrace.verify.properties.lasting.os.geteuid", lambda: 1000)
+    facts = replace(FACTS, store=True, met=frozenset(met))
+    suite = [one for one in of_suite("full") if one.id.startswith("store-") or one.id == "nothing-hangs"]
+    driver = Driver(connector, Streams(1), connector.look, act=act)
+    driver.run([Job(name, workload) for name, workload in workloads(suite, facts)])
+    what = observed(driver, connector.look(), facts, Settings())
+    return {one.id: one.verdict for one in judged(suite, what)}
+
+
+def test_a_store_is_whole_again_before_the_next_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what was to be damaged is not there."""
+    acts: list[str] = []
+    found = damaged(Connector(), monkeypatch, acts.append, STORE_SLOW, STORE_FULL)
+    assert acts == [one for act in STORE_ACTS for one in (RESET, act)]
+    assert {verdict.answer for verdict in found.values()} == {Answer.PROVED}
+    assert found["store-slow"].says == "of 3 answers each is right all the same, the slowest in 10 ms"
+
+
+def test_what_nothing_met_is_not_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = damaged(Connector(), monkeypatch, lambda act: None, STORE_FULL)
+    assert found["store-full"].answer is Answer.PROVED
+    assert found["store-slow"].answer is Answer.NOT_OBSERVED
+    assert found["store-slow"].says == "nothing was seen to open a file there while it was slow"
+
+
+class Damaged(Connector):
+    """Of which the store is damaged."""
+
+    now = RESET
+
+    def becomes(self, act: str) -> None:
+        self.now = act
+
+
+def test_an_engine_that_ends_by_a_full_store_fails_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Raises(Damaged):
+        dead = False
+
+        def save(self, request: RequestToMake) -> None:
+            self.dead = self.now == STORE_FULL
+            super().save(request)
+
+        def reply(self, request: RequestToMake, loaded: int) -> Reply:
+            return Reply(error="HTTP 500") if self.dead else super().reply(request, loaded)
+
+        def gone(self) -> str:
+            return "OSError: No space left on device" if self.dead else ""
+
+        def restart(self, other: bool = False) -> None:
+            self.dead = False
+
+    connector = Raises()
+    found = damaged(connector, monkeypatch, connector.becomes, STORE_SLOW, STORE_FULL)
+    assert {name for name, one in found.items() if one.answer is Answer.FAILED} == {"store-full"}
+    assert any("No space left" in line for line in found["store-full"].evidence)
+
+
+def test_what_hooks_take_of_a_damaged_store_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is made slow holds up the step by that alone."""
+
+    class Slow(Damaged):
+        def look(self) -> Evidence:
+            share = 0.9 if self.now == STORE_SLOW else 0.1
+            return replace(super().look(), hook_shares={"save_kv_layer": share})
+
+    connector, job = Slow(), Job("store-slow", parse("a96 ; slow a96"))
+    driver = Driver(connector, Streams(1), connector.look, act=connector.becomes)
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    driver.run([job])
+    what = observed(driver, connector.look(), FACTS, Settings())
+    assert what.evidence.hook_shares == {"save_kv_layer": 0.1}
 
 
 @pytest.mark.parametrize(("comes_after", "delay"), [(0.0, 0.2), (1.0, 1.5), (60.0, 0.2)])

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvtrace.trace.config import STORE_FULL
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.store import Store, fillable
 from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS, usage
@@ -18,16 +19,16 @@ from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS, usage
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     with pytest.raises(VerifyError, match="not empty"):
-        Store(tmp_path)
+        Store(tmp_path, tmp_path / "is")
     with pytest.raises(VerifyError, match="no directory"):
-        Store(tmp_path / "mine")
+        Store(tmp_path / "mine", tmp_path / "is")
 
 
 def test_what_came_later_is_damaged_and_links_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"x" * 100)
     place = tmp_path / "store"
-    store = Store(place)
+    store = Store(place, tmp_path / "is")
     file = place / "a" / "b"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"k" * 100)
@@ -44,8 +45,10 @@ def test_what_came_later_is_damaged_and_links_are_not_followed(tmp_path: Path) -
 
 
 def test_a_directory_on_a_shared_file_system_is_never_filled(tmp_path: Path) -> None:
-    Store(tmp_path).act("full")
-    assert not fillable(tmp_path) and not list(tmp_path.iterdir())
+    place = tmp_path / "store"
+    place.mkdir()
+    Store(place, tmp_path / "is").act(STORE_FULL)
+    assert not fillable(place) and not list(place.iterdir())
 
 
 def test_a_file_system_of_its_own_is_filled_and_emptied_again(
@@ -54,11 +57,14 @@ def test_a_file_system_of_its_own_is_filled_and_emptied_again(
     """No test may mount one: its size is made up here, the bytes are real."""
     monkeypatch.setattr(os.path, "ismount", lambda path: True)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1 << 21, free=1 << 21))
-    store = Store(tmp_path)
-    store.act("full")
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 1 << 21
+    place = tmp_path / "store"
+    place.mkdir()
+    store = Store(place, tmp_path / "is")
+    store.act(STORE_FULL)
+    assert sum(path.stat().st_size for path in place.iterdir()) == 1 << 21
+    assert store.met == {STORE_FULL} and not (tmp_path / "is").is_symlink()
     store.restore()
-    assert not list(tmp_path.iterdir())
+    assert not list(place.iterdir())
 
 
 def test_what_processes_use_is_the_sum_of_a_session() -> None:

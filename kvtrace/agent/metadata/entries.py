@@ -65,9 +65,8 @@ class Resolver:
 
     def _one_way(self, part: Node, direction: int) -> list[DeclaredEntry]:
         where = part.context.field
-        here = [one for one in part.lists if not words.read(one.name).elsewhere(direction)]
-        lists = _of_way([one for one in here if one.span is None], direction)
-        lists += _of_way([one for one in here if one.span is not None], direction)
+        lists = _of_way([one for one in part.lists if one.span is None], direction)
+        lists += _of_way([one for one in part.lists if one.span is not None], direction)
         if not self.requests:
             return self._by_names(part, direction, lists)
         if lists:

@@ -303,7 +303,7 @@ class Walk:
         part.inside = True
         if shapes.is_child(value):
             self.metadata(value, part.context.under(name))
-        elif word.elsewhere(part.want or context.hint) or words.read(type(value).__name__).foreign:
+        elif word.foreign or words.read(type(value).__name__).foreign:
             return
         elif kind is FieldShape.RECORD:
             self._beside(part, name, shapes.fields(value))

@@ -49,7 +49,6 @@ _FACT = _set("prompt computed cached existing hit hits matched total scheduled")
 """Words of what tells of the request, not of what is to be done."""
 _FOREIGN = _set("cpu host remote disk file peer decode donor heartbeat dp port")
 """Memory or engines that are not this engine's KV cache."""
-_SOURCE, _TARGET = _set("src source"), _set("dst dest")
 _OTHER = _set(
     "clock config deadline engine epoch event events group groups hash hashes job jobs layer layers op order "
     "port priority priorities rank ranks seq size sizes state stats status step task tasks time version"
@@ -82,7 +81,6 @@ class Meaning:
         fact: it tells of the request, not of what is to be done.
         foreign: memory that is not this engine's KV cache.
         other: its numbers are neither blocks nor positions. label: a single number of it says which one.
-        source, target: where from, where to.
     """
 
     direction: int = 0
@@ -94,16 +92,6 @@ class Meaning:
     foreign: bool = False
     other: bool = False
     label: bool = False
-    source: bool = False
-    target: bool = False
-
-    def elsewhere(self, direction: int) -> bool:
-        """Whether what has this name lies outside this engine's KV cache, in a transfer of that direction."""
-        return (
-            self.foreign
-            or (direction == Flag.STORE and self.target)
-            or (direction == Flag.LOAD and self.source)
-        )
 
 
 @lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kvtrace.agent.origin import HERE, origin_here
+from kvtrace.agent.outside import conditions
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.wrap.imports import when_imported
 from kvtrace.agent.wrap.once import wrap_once
@@ -327,6 +328,7 @@ def _writer(original: Any) -> Any:
         if here() is not None:
             path = args[1] if len(args) > 1 else kwargs.get("filename", kwargs.get("name"))
             if isinstance(path, (str, bytes, os.PathLike)):
+                conditions.opens(path)
                 note(path)
         return original(*args, **kwargs)
 

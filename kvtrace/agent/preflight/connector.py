@@ -98,19 +98,19 @@ def _found(configured: str, load: Any, given: dict[str, Any], extra: Any) -> Fou
         signatures=tuple(signatures.signatures(cls, base)),
         piecewise=says_piecewise(cls, extra),
         hma=_hma(cls),
-        **_of_source(cls, base, extra),
+        **_of_source(cls, base),
         **common,
     )
     return FoundClass(cls, facts, extra)
 
 
-def _of_source(cls: type, base: type, extra: dict[str, Any]) -> dict[str, Any]:
+def _of_source(cls: type, base: type) -> dict[str, Any]:
     """What its source says beside the class; nothing where that cannot all be read."""
     try:
         texts = sources.of_class(cls)
         used = sources.uses(texts)  # whether something else calls a method
         like = tuple(signatures.named_like(cls, base, used))
-        return {"like": like, "rounds": tuple(rounding.roundings(texts, extra))}
+        return {"like": like, "batched": tuple(rounding.to_batched_tokens(texts))}
     except (sources.Unknown, SyntaxError, ValueError, RecursionError):
         return {}
 

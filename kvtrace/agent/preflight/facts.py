@@ -84,24 +84,6 @@ class Signature(Document):
     fits: bool = False
 
 
-BATCHED, BLOCK = "max_num_batched_tokens", "block_size"
-
-
-@dataclass(frozen=True)
-class Rounding(Document):
-    """A place where the connector's source rounds down to whole units.
-
-    Attributes:
-        where: module:line.
-        by: what says the unit: BATCHED, BLOCK, a key of the connector's configuration; "" its source.
-        size: the unit; None where vLLM's configuration says it.
-    """
-
-    where: str = ""
-    by: str = ""
-    size: int | None = None
-
-
 @dataclass(frozen=True)
 class Class(Document):
     """A connector's class, not made into an instance.
@@ -118,7 +100,7 @@ class Class(Document):
         like: (a method that is no hook, the hook that it is named like).
         piecewise: its answer to requires_piecewise_for_cudagraph; None where there is none.
         hma: whether it declares support of the hybrid KV cache manager.
-        rounds: where its source rounds down to whole units.
+        batched: where (module:line) its source rounds down to multiples of max_num_batched_tokens.
         role, extra: of its configuration.
     """
 
@@ -138,7 +120,7 @@ class Class(Document):
     like: tuple[tuple[str, str], ...] = ()
     piecewise: bool | None = None
     hma: bool | None = None
-    rounds: tuple[Rounding, ...] = ()
+    batched: tuple[str, ...] = ()
     role: str | None = None
     extra: dict[str, Any] | None = None
 

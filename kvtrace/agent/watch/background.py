@@ -24,7 +24,7 @@ from kvtrace.agent import limits
 from kvtrace.agent.code import owners
 from kvtrace.agent.errors.swallowed import ASYNCIO, EXECUTOR, THREAD
 from kvtrace.agent.origin import HERE, ORIGIN, WorkOrigin, origin_here
-from kvtrace.agent.outside import files, sockets
+from kvtrace.agent.outside import conditions, files, sockets
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch.work import Work, begin, forget, write_all
 from kvtrace.agent.wrap import frames
@@ -43,6 +43,7 @@ def begins() -> None:
     """A connector is made in this process: from now on work is followed."""
     global _on
     install()
+    conditions.install()
     files.install()
     sockets.install()
     _on = True

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from kvtrace.ledger.contents.prints import Block, Numbers, Origin, Printed
+from kvtrace.ledger.contents.prints import Block, Numbers, Printed
 
 _MOST_NAMED = 8
 
@@ -36,26 +36,6 @@ class ByLayer:
     def of(self, block: Block) -> Numbers:
         """Its numbers, as far as there are any."""
         return self._numbers.get(_key(block), {})
-
-    def empty(self, block: Block) -> Differing | None:
-        """The layers in which a loaded block holds nothing but zeroes, beside others in which it does not;
-        None: there are none, or these layers were never seen to compute to anything else, or need not keep
-        the block (those with a window)."""
-        own = self._with_zeroes.get(_key(block), {}) if self._workers[0].whole else {}
-        layers = [layer for layer in sorted(own) if not own[layer] and layer in self._computing]
-        if not layers or not any(own.values()):
-            return None
-        return Differing(frozenset(layers), f"nothing but zeroes in {self._called(layers)}")
-
-    @cached_property
-    def _with_zeroes(self) -> Mapping[tuple[int, int, int], Numbers]:
-        return {block: numbers for one in self._workers for block, numbers in one.numbers(True).items()}
-
-    @cached_property
-    def _computing(self) -> frozenset[int]:
-        """The layers in which some block was computed to other KV than zeroes."""
-        computed = (one for of in self._workers for one in of.blocks if one.origin is Origin.COMPUTED)
-        return frozenset(layer for one in computed for layer, number in self.of(one).items() if number)
 
     def differing(self, block: Block, computed: Iterable[Block]) -> Differing:
         """Which layers of a loaded block are not what the same tokens computed to, and what is in them."""

@@ -182,9 +182,6 @@ def _found(
         )  # fmt: skip
     if untouched:
         return Wrong(block.start, block.end, pairs, untouched, unwritten=True)
-    if empty := judge.by_layer.empty(block):
-        said = f"tokens {block.start}-{block.end} hold {empty.said}"
-        return Wrong(block.start, block.end, _bits(pairs, empty.layers), said, unwritten=True, of=pairs)
     return None
 
 

@@ -9,13 +9,10 @@ from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from kvtrace.ledger.intervals import Interval, intersect, length, union
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.ledger.steps import Mask
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT
 from kvtrace.trace.reader import Records, layers_in
@@ -79,9 +76,8 @@ class Printed:
     group: int = 0
     whole: bool = False
     later: Sequence[Block] = ()
-    numbers: Callable[..., Mapping[tuple[int, int, int], Numbers]] = dict
-    """Reads, by (row, begin, step) of a block, those of its layers; with ``zeroes`` only of blocks that have
-    a 0 among others, and maybe of a few more: there are many blocks, and few of these."""
+    numbers: Callable[[], Mapping[tuple[int, int, int], Numbers]] = dict
+    """Reads, by (row, begin, step) of a block, those of its layers."""
 
 
 class _PrintRecords(NamedTuple):
@@ -171,15 +167,14 @@ def _blocks(
 
 
 def _numbers(
-    source: _PrintRecords, group: int, layers: Sequence[str], zeroes: bool = False
+    source: _PrintRecords, group: int, layers: Sequence[str]
 ) -> Mapping[tuple[int, int, int], Numbers]:
     """As Printed.numbers, of one KV cache group."""
     found: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
     at = {name: number for number, name in enumerate(layers)}
     size = source.block_size(group)
     sets: dict[int, list[int | None]] = {}
-    records = source.scan.layers
-    for words in rows.one_by_one(records[_with_zeroes(source)] if zeroes else records):
+    for words in rows.one_by_one(source.scan.layers):
         record = rows.LayerPrints._make(words)
         row = source.row(record.request, record.step)
         if record.layer_set not in sets:
@@ -197,19 +192,6 @@ def _numbers(
                 found[row, start, record.step].update(
                     (layer, value) for layer, value in zip(own, of_block, strict=True) if layer is not None
                 )
-    return found
-
-
-def _with_zeroes(source: _PrintRecords) -> Mask:
-    """The LayerPrints records in which a 0 stands beside other numbers."""
-    records = rows.columns(rows.LayerPrints, source.scan.layers)
-    sets, at = np.unique(records.layer_set, return_inverse=True)
-    layers = [len(layers_in(source.scan.names, one)) or 1 for one in sets.tolist()]
-    own = rows.NUMBERS - rows.NUMBERS % np.array(layers, np.int64)[at]
-    words = np.stack([records.numbers0, records.numbers1, records.numbers2], axis=1)
-    shifts = np.arange(rows.NUMBERS // 3) * rows.NUMBER_BITS
-    empty = (words[:, :, None] >> shifts & (1 << rows.NUMBER_BITS) - 1 == 0).reshape(len(words), rows.NUMBERS)
-    found: Mask = (empty & (np.arange(rows.NUMBERS) < own[:, None])).any(axis=1) & ~empty.all(axis=1)
     return found
 
 

@@ -16,10 +16,12 @@ def _hangs(own: list[Asked], what: Observed) -> Verdict:
     if late:
         says = f"{plural(len(late), 'request')} had no answer in {duration(what.patience)}"
         return judging.failed_for(late, says)
-    if what.deaths:
-        first = what.deaths[0]
+    plain = {one.number for one in what.plain}
+    deaths = [death for death in what.deaths if death.number in plain]
+    if deaths:
+        first = deaths[0]
         asked = [one for one in what.asked if one.number == first.number]
-        evidence, numbers = judging.raised(what), {"times": len(what.deaths)}
+        evidence, numbers = judging.raised(what), {"times": len(deaths)}
         return judging.failed_for(asked, f"the engine ended: {first.why}", evidence=evidence, numbers=numbers)
     if what.died:
         return judging.failed_for(what.plain[-1:], f"the engine could not be asked any more: {what.died}")
@@ -53,6 +55,10 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
     if never:
         says = f"of {plural(len(open_loads), 'asynchronous load')} {len(never)} never came to an end"
         return judging.failed_for(never, says)
+    early = [one for one in open_loads if one.seen and one.seen.lost(LoadEnd.USED_BEFORE)]
+    if early:
+        says = f"of {plural(len(open_loads), 'asynchronous load')} {len(early)} were told to be over early"
+        return judging.failed_for(early, says)
     late = unfinished_saves(run)
     if late:
         ends = sorted({end.name.lower().replace("_", " ") for _, end in late})
