@@ -284,7 +284,7 @@ def _positions(start: int, end: int) -> str:
 
 def _entries(entries: Sequence[Entry]) -> list[str]:
     if not entries:
-        return ["no entry for this request"]
+        return ["no entry known to be for this request"]
     found = []
     for entry in entries:
         slots = "an unknown number of slots" if entry.slots < 0 else plural(entry.slots, "slot")
@@ -293,7 +293,7 @@ def _entries(entries: Sequence[Entry]) -> list[str]:
             parts.append(_positions(entry.start, entry.start + entry.slots))
         if entry.asynchronous:
             parts.append("asynchronous")
-        named = "" if entry.declared else "no entry for this request; measured on the workers: "
+        named = "" if entry.declared else "no entry known to be for this request; measured on the workers: "
         found.append(named + ", ".join(parts))
     return found
 

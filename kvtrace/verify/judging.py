@@ -85,11 +85,6 @@ def arrived(one: Asked) -> bool:
     return seen.proved > 0 or seen.lost(LoadEnd.WRONG, LoadEnd.ALTERED) > 0 or compared
 
 
-def not_there(one: Asked) -> int:
-    """Tokens that a request was given and that did not come."""
-    return one.seen.lost(*NOT_THERE) // max(1, one.seen.pairs) if one.seen else 0
-
-
 def altered(one: Asked, what: Observed) -> bool:
     """Whether it came back as other numbers, within what is stated; or another request's did since the last
     rest, and the engine's own prefix cache gave of its blocks."""

@@ -356,8 +356,9 @@ def test_a_load_that_does_not_arrive_is_a_broken_lookup(monkeypatch: pytest.Monk
     assert {found[name].answer for name in ("lookups-agree", "comes-back-equal")} == {Answer.FAILED}
     accepted = sum(one.given for one in what.loads)
     numbers = found["transfers"].numbers
-    assert (numbers["tokens accepted"], numbers["tokens loaded"]) == (accepted, accepted // 2)
-    assert "accepted tokens were seen to be loaded" in found["transfers"].says
+    loaded = accepted * PAIRS // 2
+    assert (numbers["tokens accepted"], numbers["token-layers loaded"]) == (accepted, loaded)
+    assert "accepted token-layers were seen to be loaded" in found["transfers"].says
 
 
 def test_other_answers_without_other_numbers_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,15 @@ _UNSEEN = "the scheduler took what the lookups offered; whether it was written c
 def _transfers(own: list[Asked], what: Observed) -> Verdict:
     saved = sum(one.seen.saved for one in what.plain if one.seen)
     accepted, seen = sum(one.given for one in what.loads), list(filter(judging.arrived, what.loads))
-    came = sum(one.given - judging.not_there(one) for one in seen)
-    numbers = {"token-layers saved": saved, "tokens accepted": accepted, "tokens loaded": came}
+    numbers = {"token-layers saved": saved, "tokens accepted": accepted}
     if seen:
-        what_came = f"{count(came)} tokens were loaded"
-        if came < accepted:
-            what_came = f"{count(came)} of {count(accepted)} accepted tokens were seen to be loaded"
+        given = [(one.given * one.seen.pairs, one.seen.lost(*judging.NOT_THERE)) for one in seen if one.seen]
+        due = sum(one.given * one.seen.pairs for one in what.loads if one.seen)
+        came = sum(layers - lost for layers, lost in given)
+        what_came = f"{count(accepted)} tokens were loaded"
+        if came < due:  # a token may be there in some layers alone
+            what_came = f"{count(came)} of {count(due)} accepted token-layers were seen to be loaded"
+        numbers["token-layers loaded"] = came
         return proved(f"{what_came}, for {plural(len(seen), 'request')}", numbers=numbers)
     if accepted:
         late = judging.unanswered(what.loads, what)
