@@ -12,7 +12,7 @@ from pathlib import Path
 
 STORE_VARIABLE = "KVTRACE_VERIFY_STORE"
 """Set by ``kvtrace verify --store`` alone: a link that tells how the store is to be, and its directory."""
-STORE_SLOW, STORE_FULL = "slow", "full"
+STORE_CONDITIONS = STORE_SLOW, STORE_FULL, STORE_READ_ONLY = "slow", "full", "read-only"
 
 TIMINGS = ("off", "sampled", "full")
 WATCHES = ("first", "sampled", "full")

@@ -1,7 +1,8 @@
 """The connector's directory, where the user names it: damaged in the ways in which stores fail.
 
-Only what came into it since the start is touched: it has to be empty, or missing, then. Slow, and full where
-it is no small file system of its own, it is made in the server's processes (``agent/outside/conditions.py``).
+Only what came into it since the start is touched: it has to be empty, or missing, then. It is made slow, full
+(where it is no small file system of its own), and read-only for a user who may write everywhere, in the
+server's processes: ``agent/outside/conditions.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from kvtrace.trace.config import STORE_FULL, STORE_SLOW, STORE_VARIABLE
+from kvtrace.trace.config import STORE_CONDITIONS, STORE_FULL, STORE_READ_ONLY, STORE_VARIABLE
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.workload import RESET, STORE_ACTS
 
@@ -50,8 +51,8 @@ class Store:
 
     @property
     def met(self) -> frozenset[str]:
-        """What it was to the connector, of STORE_SLOW and STORE_FULL."""
-        return frozenset(name for name in (STORE_SLOW, STORE_FULL) if self._of(name).exists())
+        """What it was to the connector, of STORE_CONDITIONS."""
+        return frozenset(name for name in STORE_CONDITIONS if self._of(name).exists())
 
     def act(self, name: str) -> None:
         """One of STORE_ACTS; RESET: as it was. Files that vanish meanwhile are no error."""
@@ -71,9 +72,11 @@ class Store:
                 continue
         if name == STORE_FULL and fillable(self._directory):
             self._fill()
-        elif name in (STORE_SLOW, STORE_FULL):
+        elif name in STORE_CONDITIONS:
             self._told.symlink_to(f"{name}:{time.monotonic() + _SLOW_SECONDS}")
-        if name == "read-only":
+        if name == STORE_READ_ONLY:
+            if os.geteuid():
+                self._of(name).mkdir(exist_ok=True)
             for folder, _, _ in os.walk(self._directory):
                 path = Path(folder)
                 self._modes[path] = stat.S_IMODE(path.stat().st_mode)

@@ -21,7 +21,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvtrace.trace.config import STORE_FULL, STORE_SLOW
+from kvtrace.trace.config import STORE_FULL, STORE_READ_ONLY, STORE_SLOW
 from kvtrace.verify.answers import VerifyError
 
 GENERATED = 4
@@ -30,7 +30,7 @@ FIRST_TOKEN, LAST_TOKEN = 100, 499
 """Ids of prompts' tokens: ordinary ones in every vocabulary."""
 RESET = "reset"
 RESTART, MODEL = "restart", "model"
-STORE_ACTS = (STORE_SLOW, "gone", "cut", "garbage", "read-only", STORE_FULL)
+STORE_ACTS = (STORE_SLOW, "gone", "cut", "garbage", STORE_READ_ONLY, STORE_FULL)
 ACTS = (RESTART, MODEL, *STORE_ACTS)
 
 _PROMPT = re.compile(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvtrace.agent.outside import conditions
-from kvtrace.trace.config import STORE_FULL, STORE_SLOW
+from kvtrace.trace.config import STORE_FULL, STORE_READ_ONLY, STORE_SLOW
 from kvtrace.verify.store import Store
 
 CODE = """
@@ -81,6 +81,24 @@ def test_a_full_store_takes_no_file_and_gives_those_it_has(store: Store, tmp_pat
     store.act(STORE_FULL)
     assert seen_by_the_server(store, tmp_path) == [str(errno.ENOSPC), "opened", "opened", "opened"]
     assert store.met == {STORE_FULL} and (tmp_path / "store" / "a").read_bytes() == b"kv"
+
+
+def test_a_read_only_store_takes_no_change(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions stop nobody who may write everywhere. A folder that is there already is no change."""
+    place = tmp_path / "store"
+    (place / "a").write_bytes(b"kv")
+    store.act(STORE_READ_ONLY)
+    assert seen_by_the_server(store, tmp_path)[1:] == ["opened"] * 3 and store.met == {STORE_READ_ONLY}
+    monkeypatch.setattr(conditions, "_store", f"{place}{os.sep}")
+    monkeypatch.setattr(conditions, "_told", str(tmp_path / "is"))
+    conditions._audit("os.mkdir", (place / "a", 0o777, -1))
+    for event, path in (("os.mkdir", "c"), ("os.rename", "a"), ("os.remove", "a")):
+        with pytest.raises(OSError, match="Read-only"):
+            conditions._audit(event, (place / path,))
+    store.act("reset")
+    conditions._audit("os.remove", (place / "a", -1))
 
 
 def test_what_a_store_was_is_of_the_last_time_it_was_so(store: Store, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.trace import hooks, rows
-from kvtrace.trace.config import STORE_FULL, STORE_SLOW
+from kvtrace.trace.config import STORE_CONDITIONS, STORE_FULL, STORE_SLOW
 from kvtrace.trace.format import Kind, Role, pack_head
 from kvtrace.verify.answers import Answer, Answered, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
@@ -620,7 +620,6 @@ def damaged(
 ) -> dict[str, Verdict]:
     """What is said where the connector's directory is named, of what has to do with it."""
     monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("kvtrace.verify.properties.lasting.os.geteuid", lambda: 1000)
     facts = replace(FACTS, store=True, met=frozenset(met))
     suite = [one for one in of_suite("full") if one.id.startswith("store-") or one.id == "nothing-hangs"]
     driver = Driver(connector, Streams(1), connector.look, act=act)
@@ -632,7 +631,7 @@ def damaged(
 def test_a_store_is_whole_again_before_the_next_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what was to be damaged is not there."""
     acts: list[str] = []
-    found = damaged(Connector(), monkeypatch, acts.append, STORE_SLOW, STORE_FULL)
+    found = damaged(Connector(), monkeypatch, acts.append, *STORE_CONDITIONS)
     assert acts == [one for act in STORE_ACTS for one in (RESET, act)]
     assert {verdict.answer for verdict in found.values()} == {Answer.PROVED}
     assert found["store-slow"].says == "of 3 answers each is right all the same, the slowest in 10 ms"

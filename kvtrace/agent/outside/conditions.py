@@ -1,8 +1,8 @@
-"""A store that is slow, or full: made so for ``kvtrace verify --store``, and in no other run.
+"""A store that is slow, full or read-only: made so for ``kvtrace verify --store``, and in no other run.
 
-What opens a file below the connector's directory waits first, or fails with ENOSPC where it would write.
-Which of the two, and until when, is the target of a symbolic link that verify makes: to read that opens no
-file. A folder beside the link tells that it came about.
+What opens a file below the connector's directory waits first; what changes something there fails with ENOSPC
+or EROFS. Which of them, and until when, is the target of a symbolic link that verify makes: to read that
+opens no file. A folder beside the link tells that it came about.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from kvtrace.trace.config import STORE_FULL, STORE_SLOW, STORE_VARIABLE
+from kvtrace.trace.config import STORE_FULL, STORE_READ_ONLY, STORE_SLOW, STORE_VARIABLE
 
 _SECONDS = 0.25
 """That an open takes longer."""
 _WRITING = os.O_WRONLY | os.O_RDWR
+_ERRORS = {STORE_FULL: errno.ENOSPC, STORE_READ_ONLY: errno.EROFS}
+_CHANGES = frozenset(("os.rename", "os.link", "os.remove", "os.rmdir", "os.truncate"))
+"""Audit events of what a full store still takes."""
 _told, _store = "", ""
 
 
@@ -32,21 +35,43 @@ def install() -> None:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event == "open" and isinstance(args[0], (str, bytes, os.PathLike)):
+    if event == "open":
         opens(args[0], args[2] if isinstance(args[2], int) else 0)
+    elif event == "os.mkdir":
+        if (name := _now(args[0])) in _ERRORS and not os.path.lexists(args[0]):
+            _fail(name, args[0])
+    elif event in _CHANGES and (name := _now(args[0])) == STORE_READ_ONLY:
+        _fail(name, args[0])
 
 
-def opens(path: str | bytes | os.PathLike[Any], flags: int = os.O_WRONLY) -> None:
-    """A file is about to be opened. Raises OSError: the store is full."""
-    if not _store or not os.path.abspath(os.fsdecode(path)).startswith(_store):
-        return
+def opens(path: Any, flags: int = os.O_WRONLY) -> None:
+    """A file is about to be opened. Raises OSError: the store takes nothing."""
+    name = _now(path)
+    if name == STORE_SLOW:
+        _came_about(name)
+        time.sleep(_SECONDS)
+    elif name in _ERRORS and flags & _WRITING:
+        _fail(name, path)
+
+
+def _now(path: Any) -> str:
+    """What the store is now; "" as it was, or the path lies elsewhere."""
+    if not _store or not isinstance(path, (str, bytes, os.PathLike)):
+        return ""
+    if not os.path.abspath(os.fsdecode(path)).startswith(_store):
+        return ""
     try:
         name, _, until = os.readlink(_told).partition(":")
     except OSError:
-        return
-    if (name == STORE_SLOW and time.monotonic() < float(until)) or (name == STORE_FULL and flags & _WRITING):
-        with suppress(OSError):
-            os.mkdir(f"{_told}-{name}", 0o700)
-        if name == STORE_FULL:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fsdecode(path))
-        time.sleep(_SECONDS)
+        return ""
+    return name if name != STORE_SLOW or time.monotonic() < float(until) else ""
+
+
+def _fail(name: str, path: Any) -> None:
+    _came_about(name)
+    raise OSError(_ERRORS[name], os.strerror(_ERRORS[name]), os.fsdecode(path))
+
+
+def _came_about(name: str) -> None:
+    with suppress(OSError):
+        os.mkdir(f"{_told}-{name}", 0o700)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from statistics import fmean
 
-from kvtrace.trace.config import STORE_FULL, STORE_SLOW
+from kvtrace.trace.config import STORE_CONDITIONS
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.observed import Asked, EngineFacts, Observed
@@ -51,10 +50,9 @@ def _damaged(own: list[Asked], what: Observed) -> Verdict:
     later = [one for one in own if one.round > 0]
     if not later:
         return not_observed(f"not asked any more: {what.died}" if what.died else "not asked")
-    if later[0].act == "read-only" and os.geteuid() == 0:
-        return not_observed("this user may write everywhere")
-    if later[0].act in (STORE_SLOW, STORE_FULL) and later[0].act not in what.facts.met:
-        return not_observed(f"nothing was seen to open a file there while it was {later[0].act}")
+    act = later[0].act
+    if act in STORE_CONDITIONS and act not in what.facts.met:
+        return not_observed(f"nothing was seen to open a file there while it was {act}")
     late = judging.unanswered(later, what)
     if late is not None:
         return late
