@@ -680,6 +680,16 @@ def test_old_blocks_of_the_same_request_are_read_instead(tmp_path: Path) -> None
     assert alike(sim) == {(0, 32): SAVED, (32, 64): MISPLACED}
 
 
+def test_what_is_not_understood_may_name_what_is_read(tmp_path: Path) -> None:
+    """A step passes on new blocks, and an earlier one, in a way that is not understood, those that are read."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 32, of=64, unreadable=True)
+    prefill(sim, "a", 32, 64, [entry("a", 32, 64)])
+    sim.read("a", 0, 32)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN}
+
+
 def test_more_in_one_layer_stands_for_none_in_another(tmp_path: Path) -> None:
     """Layer 0 is read whole, where the metadata names a part; layer 1 is left out."""
     sim = cache(tmp_path)
@@ -822,9 +832,11 @@ def test_a_thread_that_reads_blocks_of_another(tmp_path: Path, said: str, in_tim
     assert (SAVED in alike(sim, "b").values()) != late
 
 
-def test_new_blocks_named_and_read_once_are_the_new_holders(tmp_path: Path) -> None:
+@pytest.mark.parametrize("understood", [True, False])
+def test_new_blocks_named_and_read_once_are_the_new_holders(tmp_path: Path, understood: bool) -> None:
     """A connector that passes on which blocks are new, and copies whole units as they are complete: what it
-    reads of the second request are by chance the very blocks that it never read of the first one."""
+    reads of the second request are by chance the very blocks that it never read of the first one. Metadata
+    that is not understood may name them, too."""
     sim = cache(tmp_path)
     first = int(Flag.FIRST)
     sim.give("a", [4, 5, 6], flags=first)
@@ -835,7 +847,7 @@ def test_new_blocks_named_and_read_once_are_the_new_holders(tmp_path: Path) -> N
     sim.give("b", [6], flags=first)
     prefill(sim, "b", 0, 16, [entry("b", 0, 16)], of=48)
     sim.give("b", [5, 7])
-    prefill(sim, "b", 16, 48, [entry("b", 16, 48)])
+    prefill(sim, "b", 16, 48, [entry("b", 16, 48)] if understood else [], unreadable=not understood)
     sim.read("b", 0, 32)
     sim.finish("b", 48)
     assert alike(sim, "b")[0, 32] == SAVED

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from side_by_side import Place, Ran, Script
 
 from kvtrace.verify.answers import Answer, Result, VerifyError
+from kvtrace.verify.property import FULL
 from kvtrace.verify.session import Options, Small, verify
 
 pytestmark = pytest.mark.engine
@@ -26,7 +28,25 @@ def no_such_connector(place: Place) -> Result:
     return verify(Options((), output=place.run, small=small, start_timeout=START))
 
 
-SCRIPTS = (quick_suite, no_such_connector)
+def slow_store(place: Place) -> Result:
+    """With the model whose blocks vLLM's CPU backend makes smaller than it is asked."""
+    small = Small("ExampleConnector", f'{{"shared_storage_path": "{place.store}"}}', Path("mla"))
+    case = "store-slow: a160 b160 ; slow a160 c160"
+    return verify(
+        Options(
+            (),
+            FULL,
+            place.run,
+            small=small,
+            start_timeout=START,
+            reference=False,
+            case=case,
+            store=place.store,
+        )
+    )
+
+
+SCRIPTS = (quick_suite, no_such_connector, slow_store)
 
 
 @pytest.fixture
@@ -62,6 +82,12 @@ def test_its_keys_leave_the_salt_out(example: Result) -> None:
 
 def test_other_shapes_go_on_after_the_engine_was_started_anew(example: Result) -> None:
     assert answer(example, "concurrent") is answer(example, "extended") is Answer.PROVED
+
+
+def test_a_store_is_slow_where_its_server_opens_a_file(ran: Mapping[Script, Ran]) -> None:
+    found: Result = ran[slow_store].done
+    slow = next(one.verdict for one in found.answers if one.id == "store-slow")
+    assert slow.answer is Answer.PROVED and "each is right all the same, the slowest in" in slow.says
 
 
 def test_the_engines_own_words_where_it_does_not_start(ran: Mapping[Script, Ran]) -> None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from kvtrace.ledger.ends import Blind, SaveEnd
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract
 from kvtrace.ledger.reported import Caught, caught_in, caught_in_saving
-from kvtrace.ledger.run import Swallowed, Trust
+from kvtrace.ledger.run import Engine, Swallowed, Trust
 from kvtrace.ledger.saves.measured import WHOLE
 from kvtrace.ledger.saves.misplaced import read_elsewhere
 from kvtrace.ledger.saves.pipeline import Ends
@@ -153,10 +153,11 @@ class WorkerCalls:
     """
 
     def __init__(
-        self, watched: Watched, stores: Stores, reached: Ends, block: int, windows: Mapping[int, int]
+        self, watched: Watched, stores: Stores, reached: Ends, engine: Engine, windows: Mapping[int, int]
     ) -> None:
         self.watched, self.stores, self.reached = watched, stores, reached
-        self._block, self._windows = max(1, block), windows
+        self._block, self._windows = max(1, engine.block_size), windows
+        self._understood = not engine.unreadable_steps
         self._slots = watched.slots
         self._layers = range(len(watched.worker.kv_layers))
         self._steps_watched = locate(watched.ran.watched, stores.steps)[1]
@@ -184,6 +185,8 @@ class WorkerCalls:
         for column, tokens in zip(self._layers, unread, strict=True):
             at, left_out = (row, column), sum(tokens.values())
             reached, blind = SaveEnd(int(self.reached[at])), self._blind(at)
+            if elsewhere and not self._understood:  # what is not understood may name those that were read
+                blind = blind or Blind.METADATA_UNREAD
             empty = left_out == total and self._empty(at)
             here = int(self.stores.steps[row]), column
             unknown, partly = here in self._slots.unknown, here in self._slots.partly

@@ -276,8 +276,10 @@ class _Resolver:
     def _too_late(self, one: Alike, runs: tuple[Interval, ...]) -> tuple[int, ...]:
         """The requests for which a read of these slots came too late."""
         gone = self._gone_since_asked(one, runs)
-        if not gone and self._late is not None:
-            tables, blocks = self._tables, self._blocks_of(runs)
+        tables, blocks = self._tables, self._blocks_of(runs)
+        here = {holder.row for block in blocks for holder in tables.holders(0, block)}
+        # What is not understood of the metadata may name them for a request that has them now.
+        if not gone and self._late is not None and not any(self._requests[row].unread for row in here):
             gone = self._late.gone(
                 one.layers,
                 blocks,
