@@ -681,7 +681,7 @@ def test_old_blocks_of_the_same_request_are_read_instead(tmp_path: Path) -> None
 
 
 def test_what_is_not_understood_may_name_what_is_read(tmp_path: Path) -> None:
-    """A step passes on new blocks, and an earlier one, in a way that is not understood, those that are read."""
+    """A step passes on new blocks, and an earlier one, not understood, those that are read."""
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 32, of=64, unreadable=True)
     prefill(sim, "a", 32, 64, [entry("a", 32, 64)])

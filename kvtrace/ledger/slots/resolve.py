@@ -276,16 +276,12 @@ class _Resolver:
     def _too_late(self, one: Alike, runs: tuple[Interval, ...]) -> tuple[int, ...]:
         """The requests for which a read of these slots came too late."""
         gone = self._gone_since_asked(one, runs)
-        tables, blocks = self._tables, self._blocks_of(runs)
-        here = {holder.row for block in blocks for holder in tables.holders(0, block)}
-        # What is not understood of the metadata may name them for a request that has them now.
-        if not gone and self._late is not None and not any(self._requests[row].unread for row in here):
-            gone = self._late.gone(
-                one.layers,
-                blocks,
-                one.during,
-                lambda row, block: any(holder.row == row for holder in tables.holders(0, block)),
-            )
+        if not gone and self._late is not None:
+            blocks = self._blocks_of(runs)
+            here = {block: {holder.row for holder in self._tables.holders(0, block)} for block in blocks}
+            # What is not understood of the metadata may name them for a request that has them now.
+            if not any(self._requests[row].unread for holders in here.values() for row in holders):
+                gone = self._late.gone(one.layers, blocks, one.during, lambda row, block: row in here[block])
         for row, positions in gone.items():
             self._gone[row, one.during, tuple(union(positions))] |= self._masks[one.layers]
         return tuple(gone)
