@@ -3,7 +3,10 @@
 
     python scripts/accuracy.py --seed N --count M [--jobs K] [--keep DIR] [--only NAME] [--json FILE]
                                [--page FILE] [--verify] [--device-memory]
+    python scripts/accuracy.py --seed N --count M --keep DIR --again
     python scripts/accuracy.py --show SEED [--only NAME]
+
+With ``--again`` no engine runs: the traces that an earlier run kept in DIR are explained by the code of now.
 
 Every fourth seed is healthy, half of these with a deliberate choice (tests/accuracy/kvgen/designs.py); the
 others go in turn through the catalogue of faults (tests/accuracy/kvgen/catalogue.py). Truth comes from the
@@ -86,15 +89,15 @@ class Measure:
         self.out, self.keep, self.trace = out, keep, trace
         self.asks = {"trace": trace, "verify": verify, "device_memory": device_memory}
         self.model = CACHE / "tiny-model"
-        subprocess.run(
-            [sys.executable, str(ROOT / "scripts" / "tiny_model.py"), str(self.model)],
-            check=True, stdout=subprocess.DEVNULL, env=vllm_env(),
-        )  # fmt: skip
         self._number = 0
         self._lock = threading.Lock()
 
     def all(self, runs: list[Run], jobs: int) -> Iterator[Result]:
         """Results as they come; the runs of one process together."""
+        subprocess.run(
+            [sys.executable, str(ROOT / "scripts" / "tiny_model.py"), str(self.model)],
+            check=True, stdout=subprocess.DEVNULL, env=vllm_env(),
+        )  # fmt: skip
         groups = [runs[i : i + ENGINES] for i in range(0, len(runs), ENGINES)]
         with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
             waiting: set[Future[list[Run]]] = {pool.submit(self._group, group) for group in groups}
@@ -103,6 +106,10 @@ class Measure:
                 for future in done:
                     for run in future.result():
                         yield self._result(run)
+
+    def again(self, runs: list[Run]) -> Iterator[Result]:
+        """Results of what an earlier call kept."""
+        yield from map(self._result, runs)
 
     def _group(self, group: list[Run]) -> list[Run]:
         """Runs a group in one process. The run that ends the process early is tried once more, alone."""
@@ -176,8 +183,9 @@ class Measure:
         except Exception:
             traceback.print_exc()
             return None
-        if self.keep:
-            (trace.parent / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        kept = trace.parent / "report.json"
+        if self.keep and not kept.exists():
+            kept.write_text(json.dumps(report, indent=1), encoding="utf-8")
         return report
 
 
@@ -247,6 +255,9 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--device-memory", action="store_true", help="the agent takes every KV tensor for device memory"
     )
+    parser.add_argument(
+        "--again", action="store_true", help="no engine: explain what --keep DIR has by the code of now"
+    )
     args = parser.parse_args()
     if args.only not in (None, "healthy", "choices", *BY_NAME, *DESIGN_BY_NAME):
         parser.error(f"no fault and no choice named {args.only!r}; --list shows them")
@@ -259,7 +270,10 @@ def options() -> argparse.Namespace:
         parser.error("this agent has no such mode: AgentConfig has no field 'as_device'")
     if args.count < 1 or args.jobs < 1:
         parser.error("--count and --jobs start at 1")
-    if args.keep is not None and args.keep.exists() and any(args.keep.iterdir()):
+    kept = args.keep is not None and args.keep.exists() and any(args.keep.iterdir())
+    if args.again and not kept:
+        parser.error("--again needs --keep DIR with what an earlier call kept")
+    if kept and not args.again:
         parser.error(f"{args.keep} is not empty")
     return args
 
@@ -285,7 +299,7 @@ def main() -> int:
     results = []
     try:
         measure = Measure(out, args.keep is not None, not args.no_trace, args.verify, args.device_memory)
-        for result in measure.all(runs, args.jobs):
+        for result in measure.again(runs) if args.again else measure.all(runs, args.jobs):
             results.append(result)
             print(line(result), flush=True)
     finally:
