@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -298,3 +299,16 @@ def test_whoever_reads_the_list_may_stop_early() -> None:
     child.stdout.close()
     _, errors = child.communicate()
     assert (child.returncode, errors) == (0, b"")
+
+
+def test_what_was_kept_is_scored_anew_without_an_engine(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "accuracy.py"
+    command = [sys.executable, str(script), "--seed", "7", "--keep", str(tmp_path), "--again"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "needs --keep DIR with what an earlier call kept" in done.stderr
+    (tmp_path / "7").mkdir()
+    kept = {"plan": "kept", "truth": {"problem": "its share is small"}, "seconds": {"engine": 1.0}}
+    (tmp_path / "7" / "outcome.json").write_text(json.dumps(kept))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "UNPROVEN: its share is small  [kept]" in done.stdout and done.returncode == 1
+    assert (tmp_path / "7" / "outcome.json").exists()
