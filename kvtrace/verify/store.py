@@ -33,7 +33,7 @@ class Store:
     """
 
     def __init__(self, directory: Path, told: Path) -> None:
-        self._directory, self._told = directory, told
+        self._directory, self._told = directory, told.absolute()
         self._modes: dict[Path, int] = {}
         self._filler = directory / _FILLER
         if directory.exists() and not directory.is_dir():

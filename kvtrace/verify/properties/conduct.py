@@ -8,6 +8,7 @@ from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed
 from kvtrace.verify.evidence import unfinished_saves
 from kvtrace.verify.observed import Asked, Observed
 from kvtrace.verify.property import Property
+from kvtrace.verify.workload import STORE_ACTS
 from kvtrace.words import duration, percent, plural
 
 
@@ -16,8 +17,8 @@ def _hangs(own: list[Asked], what: Observed) -> Verdict:
     if late:
         says = f"{plural(len(late), 'request')} had no answer in {duration(what.patience)}"
         return judging.failed_for(late, says)
-    plain = {one.number for one in what.plain}
-    deaths = [death for death in what.deaths if death.number in plain]
+    damaged = {one.number for one in what.asked if one.act in STORE_ACTS}
+    deaths = [death for death in what.deaths if death.number not in damaged]
     if deaths:
         first = deaths[0]
         asked = [one for one in what.asked if one.number == first.number]
