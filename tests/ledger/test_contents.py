@@ -14,7 +14,7 @@ from synth import Chunk, Entry, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
-from kvtrace.ledger.contents.compare import Wrong
+from kvtrace.ledger.contents.compare import Contents, Wrong, compare
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, LoadContents, Sign, judge, signs
@@ -146,6 +146,25 @@ def test_a_prompt_under_another_cache_salt_may_be_the_same_one(tmp_path: Path) -
     """A salt makes other digests of equal tokens, not other KV: which tokens it is of is not known."""
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9], (31, 32, 33, 34), salt=3).run()
     assert lost(run) == 0 and run.compared == {"not compared": 3}
+
+
+def test_kv_that_came_back_for_others_has_a_wrong_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many bytes at rest as were read of it are no proof of it: they are the others'."""
+    seen: list[Contents] = []
+
+    def kept(*given: object) -> Contents:
+        seen.append(compare(*given))  # type: ignore[arg-type]
+        return seen[-1]
+
+    monkeypatch.setattr("kvtrace.ledger.read.compare", kept)
+    Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [6, 6, 5, 9]).run()
+    (contents,) = seen
+    assert {row: parts for row, ((_, parts),) in contents.unequal([1]).items()} == {
+        0: ((0, 96),),
+        1: ((0, 32), (64, 96)),
+    }
 
 
 def test_kv_of_another_prompt_is_told_whose_it_is(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ class Wrong:
     unlike: bool = False
     """All that is known is that it is not what its tokens computed to, in some layer: one that lost its part
     explains that."""
+    whose: tuple[tuple[int, int], Interval] | None = None
+    """(row of a request, its pairs), and its positions that computed to this."""
 
 
 Returned = tuple[int, tuple[Interval, ...]]
@@ -79,12 +81,15 @@ class Contents:
 
     def unequal(self, rows: Iterable[int]) -> Mapping[int, Sequence[Returned]]:
         """Positions of which another's KV, or nobody's, came back to these requests, by whoever begins with
-        the same tokens."""
+        the same tokens; and those of the other, as it lies under a wrong name."""
         found: dict[tuple[int, int], list[Interval]] = defaultdict(list)
         for row in rows:
             for bad in self.wrong.get(row, ()):
-                for other in self.sharing[row, bad.end] if not (bad.unwritten or bad.late) else ():
-                    found[other].append((bad.start, bad.end))
+                if not (bad.unwritten or bad.late):
+                    for other in self.sharing[row, bad.end]:
+                        found[other].append((bad.start, bad.end))
+                    if bad.whose:
+                        found[bad.whose[0]].append(bad.whose[1])
         return _by_row(found)
 
 
@@ -178,7 +183,7 @@ def _found(
         altered = whole and block.value != ZEROES
         return Wrong(
             block.start, block.end, _bits(pairs, layers), said, untouched is not None, of=pairs,
-            altered=altered, unlike=ours and layers is None and not untouched,
+            altered=altered, unlike=ours and layers is None and not untouched, whose=why.whose,
         )  # fmt: skip
     if untouched:
         return Wrong(block.start, block.end, pairs, untouched, unwritten=True)
@@ -263,10 +268,11 @@ class _Prefixes:
 
 
 class _Why(NamedTuple):
-    """``ours``: it is against what the same tokens computed to."""
+    """``ours``: it is against what the same tokens computed to. ``whose``: as of Wrong."""
 
     text: str
     ours: bool = False
+    whose: tuple[tuple[int, int], Interval] | None = None
 
 
 class _Judge:
@@ -323,9 +329,10 @@ class _Judge:
         if not self._telling:
             return None
         of_others = self._another_s(block) or self._twice(block)
-        nobody_s = None if of_others else self._nobody_s(block)
-        if of_others or nobody_s:
-            return _Why(of_others or nobody_s or "", of_others is None)
+        if of_others:
+            return of_others
+        if nobody_s := self._nobody_s(block):
+            return _Why(nobody_s, True)
         self._strange[self._prefixes.digest(block.row, block.end), block.end].add(block.value)
         return None
 
@@ -344,7 +351,7 @@ class _Judge:
         """When a step of the request's engine began, as far as the request's chunks tell."""
         return next((chunk.t for chunk in self._requests[row].chunks if chunk.step >= step), 1 << 62)
 
-    def _another_s(self, block: Block) -> str | None:
+    def _another_s(self, block: Block) -> _Why | None:
         if block.value == ZEROES:
             return None
         digest = self._prefixes.digest(block.row, block.end)
@@ -359,14 +366,15 @@ class _Judge:
             other = f"another prompt ({self._requests[one.row].id})"
             whose = "the same prompt" if one.row == block.row or same or begins else other
             of_whom = f"tokens {one.start}-{one.end} of {whose}"
-            return f"tokens {block.start}-{block.end} hold what {of_whom} computed to"
+            said = f"tokens {block.start}-{block.end} hold what {of_whom} computed to"
+            return _Why(said, whose=((one.row, self.pairs_of(one.row)), (one.start, one.end)))
         return None
 
-    def _twice(self, block: Block) -> str | None:
+    def _twice(self, block: Block) -> _Why | None:
         first = self._in_step[block.row, block.step, block.value]
         if block.value == ZEROES or first == block.start:
             return None
-        return f"tokens {block.start}-{block.end} hold the same KV as the tokens from {first} on"
+        return _Why(f"tokens {block.start}-{block.end} hold the same KV as the tokens from {first} on")
 
     def _nobody_s(self, block: Block) -> str | None:
         digest = self._prefixes.digest(block.row, block.end)
