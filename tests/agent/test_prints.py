@@ -291,6 +291,18 @@ def test_loads_are_looked_at_as_request_blocks_or_connector_end(trace: Any) -> N
     assert sorted(looks) == [(2, 2), (3, 1), (4, 2), (5, 1), (5, 2), (6, 2), (7, 1)]
 
 
+@pytest.mark.parametrize("come", [True, False])
+def test_the_last_look_is_not_waited_for(trace: Any, monkeypatch: pytest.MonkeyPatch, come: bool) -> None:
+    """At the connector's shutdown what has come from the device by then is all."""
+    engine = Engine()
+    engine.step([1, 2, 3])
+    load(engine, "b", [1, 2, 4], STEP + 1)
+    monkeypatch.setattr(prints_module, "on_host", lambda tensor: False)
+    monkeypatch.setattr(prints_module, "event_behind", lambda device: SimpleNamespace(query=lambda: come))
+    engine.prints.ends()
+    assert len(again(trace)) == come
+
+
 def test_looking_again_keeps_to_the_budget(trace: Any) -> None:
     engine = Engine()
     engine.step([1, 2, 3])

@@ -178,9 +178,11 @@ class Prints:
             self._rechecks.step = step
 
     def ends(self) -> None:
-        """The connector was shut down."""
+        """The connector was shut down. What comes from a device later than this is lost."""
         if self._rechecks.waiting:
-            self._recheck(self._rechecks.remaining, last=True)
+            self._recheck(self._rechecks.remaining)
+        if self._waiting:
+            self._safely(self._settle)
 
     def take(self) -> None:
         """Hash what was planned; write what has come from the device since."""
@@ -217,17 +219,13 @@ class Prints:
         if planned is not None and found is not None:
             self._take(planned[1]._replace(tensors=found))
 
-    def _recheck(self, which: Callable[[], list[Filled]], last: bool = False) -> None:
-        """``last``: nothing will ask for what is still on its way from a device then."""
-
+    def _recheck(self, which: Callable[[], list[Filled]]) -> None:
         def look() -> None:
             filled = sorted(which(), key=_GROUP)
             if not filled:  # in most steps: none of the layers is asked for
                 return
             found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
-            if any(tensor is None for tensor in found.values()):
-                return
-            if not last or all(on_host(tensor) for tensor in found.values()):
+            if all(tensor is not None for tensor in found.values()):
                 self._take(_Planned(self._rechecks.step, filled, found, None))
 
         self._safely(look)
