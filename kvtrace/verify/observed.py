@@ -47,7 +47,8 @@ class Asked:
     same life of the engine: what was asked just now may still be written, and what outlasts a restart is a
     property of its own."""
     taken: int = 0
-    """Of these, as many as the connector took: what it leaves out is its choice."""
+    """Of these, as many as the connector took, of prompts that are no longer: what it leaves out is its
+    choice."""
     known: int = 0
     """The same of any request made by then, with what it generated: nobody else's tokens may be given. Of one
     with an image in whole blocks."""
@@ -222,7 +223,9 @@ def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
             before = other.batch < one.batch and (other.job, other.round) != (one.job, one.round)
             if before and other.life == one.life and other.answered and not other.prompt.leaves:
                 common = _common(one.tokens, other.tokens)
-                stored, taken = max(stored, common), max(taken, min(common, held[other.number]))
+                # What is taken of a longer prompt may lie in one piece with what this one has not.
+                own = held[other.number] if len(other.tokens) <= common else 0
+                stored, taken = max(stored, common), max(taken, own)
         # What the GPU's own cache gave, the connector need not have.
         known_back = one.given > 0 or one.back <= taken
         more = one.back + one.seen.taken if one.seen is not None and known_back else 0

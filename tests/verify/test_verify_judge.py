@@ -491,6 +491,40 @@ def test_what_the_engines_own_cache_had_is_no_loss(monkeypatch: pytest.MonkeyPat
     assert failed(answers(Leaks(), monkeypatch)) == {"blocks-given-back"}
 
 
+def test_a_part_of_a_longer_piece_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces double: of a longer prompt one is kept that the shorter one has a part of."""
+
+    class Doubling(Connector):
+        def ends_of(self, length: int) -> list[int]:
+            return [32 << at for at in range(8) if 32 << at <= length]
+
+        def offered(self, request: RequestToMake) -> int:
+            ends = self.ends_of(len(request.tokens) - 1)
+            return max((n for n in ends if self.key(request.tokens[:n], request) in self.kept), default=0)
+
+        def save(self, request: RequestToMake) -> None:
+            for n in self.ends_of(len(request.tokens)):
+                self.kept.add(self.key(request.tokens[:n], request))
+
+        def _one(self, request: RequestToMake) -> Reply:
+            loaded, reply = self.offered(request), super()._one(request)
+            number, most = (
+                int(request.id.rpartition("-")[2]),
+                max(self.ends_of(len(request.tokens)), default=0),
+            )
+            self.seen[number] = replace(self.seen[number], saved=PAIRS * max(0, most - loaded))
+            return reply
+
+    connector, job = Doubling(), Job("preempted", parse("a112*64^ ; a112+ ; a112*12"))
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    driver = Driver(connector, Streams(1), connector.look)
+    driver.run([job])
+    what = observed(driver, connector.look(), FACTS, Settings())
+    assert [(one.given, one.taken) for one in what.asked] == [(0, 0), (64, 64), (64, 64)]
+    suite = [one for one in of_suite("quick") if one.id in ("preempted", "whole-units")]
+    assert {one.verdict.answer for one in judged(suite, what)} == {Answer.PROVED}
+
+
 def test_what_is_asked_before_it_can_be_written_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     class SecondUse(Connector):
         """It takes a prompt when it is asked a second time, and writes by the next rest."""
