@@ -114,8 +114,13 @@ class Driver:
             self._start_again()
         self._total += sum(len(job.workload.prompts) for job in jobs)
         kinds = dict.fromkeys(job.workload.acts for job in jobs)
-        # what damages the store, or ends the engine, comes last; behind it what changes the model
-        order = sorted(kinds, key=lambda acts: (MODEL in acts, bool(set(acts) - {"", RESET}), len(acts)))
+        # what ends the engine comes late, then what damages the store, and behind it what changes the model
+        order = sorted(
+            kinds,
+            key=lambda acts: (
+                MODEL in acts, not set(acts).isdisjoint(STORE_ACTS), bool(set(acts) - {"", RESET}), len(acts),
+            ),
+        )  # fmt: skip
         for acts in order:
             left = [job for job in jobs if job.workload.acts == acts]
             while left and not self.died:

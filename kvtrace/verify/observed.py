@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -172,10 +173,12 @@ class Observed:
 
     @cached_property
     def plain(self) -> list[Asked]:
-        """Requests to a store that nobody has damaged. Not of workloads with a LoRA adapter, an image or
+        """Requests to a store that nobody has damaged yet. Not of workloads with a LoRA adapter, an image or
         another model: what is wrong there alone is a property of its own."""
+        damaged = min((one.batch for one in self.asked if one.act in STORE_ACTS), default=sys.maxsize)
         adapted = {one.job for one in self.asked if one.prompt.adapter or one.prompt.image}
-        return [one for one in self.asked if one.act not in (MODEL, *STORE_ACTS) and one.job not in adapted]
+        whole = (one for one in self.asked if one.batch < damaged and one.act != MODEL)
+        return [one for one in whole if one.job not in adapted]
 
     @cached_property
     def loads(self) -> list[Asked]:

@@ -710,6 +710,32 @@ def test_an_engine_that_ends_by_a_full_store_fails_that(monkeypatch: pytest.Monk
     assert any("No space left" in line for line in found["store-full"].evidence)
 
 
+def test_a_damaged_store_is_told_of_no_other_property(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is deleted under an open handle takes nothing in any more."""
+
+    class Open(Damaged):
+        broken = False
+
+        def becomes(self, act: str) -> None:
+            self.broken = self.broken or act == "gone"
+
+        def save(self, request: RequestToMake) -> None:
+            if not self.broken:
+                super().save(request)
+
+        def offered(self, request: RequestToMake) -> int:
+            return 0 if self.broken else super().offered(request)
+
+    connector, facts = Open(), replace(FACTS, store=True, met=frozenset(STORE_CONDITIONS))
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    suite = [one for one in of_suite("full") if one.id not in ("flat", "other-model")]
+    driver = Driver(connector, Streams(1), connector.look, act=connector.becomes)
+    driver.run([Job(name, workload) for name, workload in workloads(suite, facts)])
+    what = observed(driver, connector.look(), facts, Settings())
+    found = {one.id: one.verdict.answer for one in judged(suite, what)}
+    assert not failed(found) and found["restart"] is Answer.PROVED
+
+
 def test_what_hooks_take_of_a_damaged_store_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is made slow holds up the step by that alone."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
@@ -17,8 +19,8 @@ def _hangs(own: list[Asked], what: Observed) -> Verdict:
     if late:
         says = f"{plural(len(late), 'request')} had no answer in {duration(what.patience)}"
         return judging.failed_for(late, says)
-    damaged = {one.number for one in what.asked if one.act in STORE_ACTS}
-    deaths = [death for death in what.deaths if death.number not in damaged]
+    damaged = min((one.number for one in what.asked if one.act in STORE_ACTS), default=sys.maxsize)
+    deaths = [death for death in what.deaths if death.number < damaged]
     if deaths:
         first = deaths[0]
         asked = [one for one in what.asked if one.number == first.number]
