@@ -15,7 +15,7 @@ LABELS: dict[str, str] = {
     "connector-disabled-itself": "the connector is switched off",
     "false-already-stored": "wrongly taken for stored",
     "below-save-granularity": "less than one unit",
-    "already-stored": "in the store already",
+    "already-stored": "saved before",
     "decode-not-offered": "never offered for saving",
     "later-parts-not-offered": "later parts, not offered",
     "preempted-before-save": "preempted before the save",

@@ -122,6 +122,9 @@ class Driver:
             ),
         )  # fmt: skip
         for acts in order:
+            # a connector may hold on to what the damage before took from it
+            if self.shares is not None and not self.died and not set(acts).isdisjoint(STORE_ACTS):
+                self._start_again()
             left = [job for job in jobs if job.workload.acts == acts]
             while left and not self.died:
                 deadly = self._together(left, acts)

@@ -108,7 +108,7 @@ class EngineFacts:
     store: bool = False
     """Whether the user named the connector's directory."""
     met: frozenset[str] = frozenset()
-    """Of STORE_CONDITIONS what the store was to the connector."""
+    """Of STORE_ACTS what the store was to the connector."""
     prefix_caching: bool = True
     adapters: int = 0
     """LoRA adapters that it serves."""

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,8 +51,8 @@ class Store:
 
     @property
     def met(self) -> frozenset[str]:
-        """What it was to the connector, of STORE_CONDITIONS."""
-        return frozenset(name for name in STORE_CONDITIONS if self._of(name).exists())
+        """What it was to the connector, of STORE_ACTS."""
+        return frozenset(name for name in STORE_ACTS if self._of(name).exists())
 
     def act(self, name: str) -> None:
         """One of STORE_ACTS; RESET: as it was. Files that vanish meanwhile are no error."""
@@ -60,16 +60,11 @@ class Store:
         self.restore()
         with suppress(OSError):
             self._of(name).rmdir()
-        for path in list(self._files()):
-            try:
-                if name == "gone":
-                    path.unlink()
-                elif name == "cut":
-                    os.truncate(path, path.stat().st_size // 2)
-                elif name == "garbage":
-                    _overwrite(path)
-            except OSError:
-                continue
+        if damage := _DAMAGES.get(name):
+            for path in list(self._files()):
+                with suppress(OSError):
+                    damage(path)
+                    self._of(name).mkdir(exist_ok=True)
         if name == STORE_FULL and fillable(self._directory):
             self._fill()
         elif name in STORE_CONDITIONS:
@@ -114,9 +109,16 @@ def fillable(directory: Path) -> bool:
     return os.path.ismount(directory) and shutil.disk_usage(directory).total <= _MOST_FILLED
 
 
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
 def _overwrite(path: Path) -> None:
     """Random bytes, as many as there are."""
     left = path.stat().st_size
     with open(path, "r+b") as file:
         while left > 0:
             left -= file.write(os.urandom(min(left, _CHUNK)))
+
+
+_DAMAGES: Mapping[str, Callable[[Path], None]] = {"gone": Path.unlink, "cut": _cut, "garbage": _overwrite}

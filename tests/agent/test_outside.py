@@ -81,6 +81,21 @@ def test_a_file_under_its_last_name(trace, kv, tmp_path):
     assert outside(trace) == [(Way.FILE, "a.kv", 262, 262, 0), (Way.NAME, "a.part", 0, "a.kv", 0)]
 
 
+def test_a_file_in_a_folder_that_gets_its_name_last(trace, kv, tmp_path):
+    (tmp_path / "a.tmp").mkdir()
+    (tmp_path / "a.tmp-2").write_bytes(b"another")
+
+    def how(step, layer):
+        (tmp_path / "a.tmp" / "0.kv").write_bytes(data_of(layer))
+        (tmp_path / "a.tmp").rename(tmp_path / "a")
+
+    saves(kv, how)
+    assert outside(trace) == [(Way.FILE, "0.kv", 256, 256, 0), (Way.NAME, "0.kv", 0, "0.kv", 0)]
+    assert [os.path.dirname(path) for path in files.PLACES._places if path.endswith("0.kv")] == [
+        str(tmp_path / "a")
+    ]
+
+
 def test_a_file_that_is_published_by_a_hard_link(trace, kv, tmp_path):
     def how(step, layer):
         part = tmp_path / "a.tmp"

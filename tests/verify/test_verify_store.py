@@ -34,6 +34,7 @@ def test_what_came_later_is_damaged_and_links_are_not_followed(tmp_path: Path) -
     file.write_bytes(b"k" * 100)
     (place / "link").symlink_to(outside)
     store.act("garbage")
+    assert store.met == {"garbage"}
     assert file.stat().st_size == 100 and file.read_bytes() != b"k" * 100
     store.act("cut")
     assert file.stat().st_size == 50

@@ -107,18 +107,20 @@ class WrittenFiles:
             closed = (one.path for one in self._open.values() if one.looks and one.size and not one.stays)
             del self._open[next(closed, next(iter(self._open)))]
 
-    def renamed(self, source: Any, target: Any) -> tuple[str, WrittenFile] | None:
-        """(path before, the place under its new path) of a known one."""
+    def renamed(self, source: Any, target: Any) -> Iterator[tuple[str, WrittenFile]]:
+        """(path before, the place under its new path) of a known one, or of those in a folder."""
         old, new = (os.path.abspath(os.fsdecode(name)) for name in (source, target))
-        place = self._places.pop(old, None)
-        if place is None:
-            return None
-        self._open.pop(old, None)
-        place.anew |= size_of(new) > 0
-        place.path = new
-        self._places[new] = place
-        self._keep(place)
-        return old, place
+        paths = [old] if old in self._places else []
+        if os.path.isdir(old):
+            paths = [one for one in self._places if one.startswith(old + os.sep)]
+        for path in paths:
+            place = self._places.pop(path)
+            self._open.pop(path, None)
+            place.path = new + path[len(old) :]
+            place.anew |= size_of(place.path) > 0
+            self._places[place.path] = place
+            self._keep(place)
+            yield path, place
 
     def removed(self, name: str) -> None:
         self._open.pop(name, None)
@@ -215,9 +217,7 @@ def _open(args: tuple[Any, ...]) -> None:
 def _rename(args: tuple[Any, ...], linked: bool = False) -> None:
     """A file that is published by a link goes on under its new name, too: the old one goes next, mostly."""
     at = clock()
-    moved = PLACES.renamed(args[0], args[1])
-    if moved is not None:
-        old, place = moved
+    for old, place in PLACES.renamed(args[0], args[1]):
         _tell(Removal(old, place.path, linked, at), place)
 
 

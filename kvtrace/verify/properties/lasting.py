@@ -51,8 +51,9 @@ def _damaged(own: list[Asked], what: Observed) -> Verdict:
     if not later:
         return not_observed(f"not asked any more: {what.died}" if what.died else "not asked")
     act = later[0].act
-    if act in STORE_CONDITIONS and act not in what.facts.met:
-        return not_observed(f"nothing was seen to open a file there while it was {act}")
+    if act not in what.facts.met:
+        why = f"nothing was seen to open a file there while it was {act}"
+        return not_observed(why if act in STORE_CONDITIONS else "no file was there to damage")
     late = judging.unanswered(later, what)
     if late is not None:
         return late
