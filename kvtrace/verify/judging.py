@@ -15,6 +15,10 @@ MOST_NAMED = 4
 NOT_THERE = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED, LoadEnd.NOT_FINISHED)
 """Ends of tokens that were accepted and did not come."""
 _MOST_SAID = 3
+_POLICY = (
+    'blocks failed to load: with "kv_load_failure_policy": "recompute" in kv_transfer_config vLLM computes '
+    "those that a connector reports"
+)
 _ROOM = "a quota may have dropped it, give the store room for all of verify's prompts"
 _ENDS = {
     LoadEnd.WRONG: "hold other KV than these tokens compute to",
@@ -275,10 +279,11 @@ def unanswered(asked: Sequence[Asked], what: Observed) -> Verdict | None:
     if not bad:
         return None
     said = listed(one.reply.error for one in bad)
+    policy = [_POLICY] if any(one.seen and one.seen.lost(LoadEnd.FAILED) for one in bad) else []
     return failed_for(
         bad,
         f"{len(bad)} of {plural(len(asked), 'request')} had no answer: {said}",
-        evidence=[*(death.why for death in what.deaths if death.job == bad[0].job), *raised(what)],
+        evidence=[*(death.why for death in what.deaths if death.job == bad[0].job), *raised(what), *policy],
     )
 
 
