@@ -31,7 +31,7 @@ from kvtrace.render.page import (
     Terms,
     bulleted,
 )
-from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, severity_word
+from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, SAVED, Grade, Stage, severity_word
 from kvtrace.words import clean, count, duration, of_all, percent, plural, size
 
 if TYPE_CHECKING:
@@ -646,12 +646,27 @@ def _hooked(report: Report) -> Page:
     return [table for table in tables if table.rows]
 
 
+def _verify(report: Report) -> str:
+    """Tells whether that comes back of which no more was seen than that it was read; "" there is none."""
+    kept = report["ledger"]["saves"].get("prompts", {}).get(SAVED, {})
+    connector = next((one["connector"] for one in report["run"]["engines"] if one["connector"]), None)
+    command = report["run"]["command"]
+    if connector is None or Grade.READ.label not in kept:
+        return ""
+    if "serve" in command:
+        return f"kvtrace verify -- {clean(shlex.join(command), 2000)}"
+    place = f"{connector['module']}:{connector['class']}"
+    return f"kvtrace verify --connector {clean(shlex.quote(place), 200)} --config '{{...}}'"
+
+
 def next_command(
     report: Report, source: str | None, traced: str | None, more: str = "--format markdown"
 ) -> str:
     """The one command that helps most from here; `more`: the option that shows more of a healthy run."""
     found = [one for one in report["findings"] if one["severity"] != NOTE]
     worst = next((event["request"] for one in found for event in one["events"] if event["request"]), None)
+    if not any(one["severity"] == FAULT for one in found) and (verify := _verify(report)):
+        return verify
     if traced and worst:
         where, request = clean(shlex.quote(traced)), clean(shlex.quote(worst), 200)
         return f"kvtrace why {where} --request {request}"

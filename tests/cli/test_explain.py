@@ -77,6 +77,7 @@ def test_markdown(shell: Shell, report: Path) -> None:
 def test_the_next_command_without_faults_shows_more_of_the_same(shell: Shell, tmp_path: Path) -> None:
     value = SAMPLE["sample"]()
     value["findings"] = []
+    value["ledger"]["saves"]["prompts"]["saved"] = {"written": 1.0}
     path = tmp_path / "my report.json"
     path.write_text(json.dumps(seal(value)))
     assert shell("explain", str(path))[1].splitlines()[-1] == f"Next  kvtrace explain '{path}' -v"
@@ -171,3 +172,21 @@ def test_a_closed_pipe_is_quiet(report: Path) -> None:
     script = f"{command} | head -c 10 >/dev/null; {code}; {command} | true; {code}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60)
     assert done.stderr == b"" and done.stdout.split() == [b"0", b"0"]
+
+
+@pytest.mark.parametrize(("fault", "server"), [(False, True), (False, False), (True, True)])
+def test_what_was_read_alone_is_to_be_verified_next(
+    shell: Shell, tmp_path: Path, fault: bool, server: bool
+) -> None:
+    """With the run's own command; of a script with its connector."""
+    value = SAMPLE["sample"]()
+    value["findings"] = value["findings"][:1] if fault else []
+    value["run"]["command"] = ["vllm", "serve", "tiny"] if server else ["python", "mine.py"]
+    value["run"]["engines"][0]["connector"] |= {"module": "mine.kv", "class": "Mine"}
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(seal(value)))
+    following = shell("explain", str(path))[1].splitlines()[-1].removeprefix("Next  ")
+    mine = "kvtrace verify --connector mine.kv:Mine --config '{...}'"
+    assert following.startswith(
+        "kvtrace docs" if fault else "kvtrace verify -- vllm serve tiny" if server else mine
+    )
