@@ -175,10 +175,14 @@ class Observed:
     def plain(self) -> list[Asked]:
         """Requests to a store that nobody has damaged yet. Not of workloads with a LoRA adapter, an image or
         another model: what is wrong there alone is a property of its own."""
-        damaged = min((one.batch for one in self.asked if one.act in STORE_ACTS), default=sys.maxsize)
         adapted = {one.job for one in self.asked if one.prompt.adapter or one.prompt.image}
-        whole = (one for one in self.asked if one.batch < damaged and one.act != MODEL)
+        whole = (one for one in self.asked if one.number < self.damaged and one.act != MODEL)
         return [one for one in whole if one.job not in adapted]
+
+    @cached_property
+    def damaged(self) -> int:
+        """Number of the first request to a damaged store; of all it is above, where none was."""
+        return min((one.number for one in self.asked if one.act in STORE_ACTS), default=sys.maxsize)
 
     @cached_property
     def loads(self) -> list[Asked]:

@@ -110,10 +110,10 @@ class WrittenFiles:
     def renamed(self, source: Any, target: Any) -> Iterator[tuple[str, WrittenFile]]:
         """(path before, the place under its new path) of a known one, or of those in a folder."""
         old, new = (os.path.abspath(os.fsdecode(name)) for name in (source, target))
-        paths = [old] if old in self._places else []
-        if os.path.isdir(old):
-            paths = [one for one in self._places if one.startswith(old + os.sep)]
-        for path in paths:
+        inside = [old] if old in self._places else []
+        if not inside and os.path.isdir(old):
+            inside = [one for one in self._places if one.startswith(old + os.sep)]
+        for path in inside:
             place = self._places.pop(path)
             self._open.pop(path, None)
             place.path = new + path[len(old) :]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.evidence import unfinished_saves
 from kvtrace.verify.observed import Asked, Observed
 from kvtrace.verify.property import Property
-from kvtrace.verify.workload import STORE_ACTS
 from kvtrace.words import duration, percent, plural
 
 
@@ -19,8 +16,7 @@ def _hangs(own: list[Asked], what: Observed) -> Verdict:
     if late:
         says = f"{plural(len(late), 'request')} had no answer in {duration(what.patience)}"
         return judging.failed_for(late, says)
-    damaged = min((one.number for one in what.asked if one.act in STORE_ACTS), default=sys.maxsize)
-    deaths = [death for death in what.deaths if death.number < damaged]
+    deaths = [death for death in what.deaths if death.number < what.damaged]
     if deaths:
         first = deaths[0]
         asked = [one for one in what.asked if one.number == first.number]
