@@ -103,7 +103,31 @@ def _made(place: str) -> Callable[..., Any]:
     return empty
 
 
+def _beside(place: str, change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A method, and then ``change`` of (self, its result)."""
+    module, _, name = place.partition(":")
+    cls, _, method = name.partition(".")
+    original = getattr(getattr(import_module(module), cls), method)
+
+    def changed(self: Any, *given: Any, **more: Any) -> Any:
+        return change(self, original(self, *given, **more))
+
+    return changed
+
+
+def _understood(calls: Any, _: None) -> None:
+    calls._understood = True
+
+
+def _nobody_s_name(_: Any, why: Any) -> Any:
+    return why and why._replace(whose=None)
+
+
 _LEDGER = "kvtrace.ledger"
+_CALLS, _ANOTHER_S = (
+    f"{_LEDGER}.saves.calls:WorkerCalls.__init__",
+    f"{_LEDGER}.contents.compare:_Judge._another_s",
+)
 RULES: tuple[Rule, ...] = (
     *(
         Rule(name, f"{_LEDGER}.{place}", off)
@@ -153,8 +177,11 @@ RULES: tuple[Rule, ...] = (
             ("contents: given back by nobody", "contents.compare:_Judge._nobody_s", _none),
             ("contents: one KV in two places", "contents.compare:_Judge._twice", _none),
             ("contents: another's KV", "contents.compare:_Judge._another_s", _none),
+            ("slots: metadata in part, too late", "slots.resolve:_Resolver._may_be_named", _false),
         )
     ),
+    Rule("saves: metadata in part, other slots", _CALLS, _beside(_CALLS, _understood)),
+    Rule("contents: under another's name", _ANOTHER_S, _beside(_ANOTHER_S, _nobody_s_name)),
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
     Rule("causes: keys beside hits", "kvtrace.causes.rules.key_mismatch:_finding", _always_fault),
     *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),

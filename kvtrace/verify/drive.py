@@ -115,15 +115,11 @@ class Driver:
         self._total += sum(len(job.workload.prompts) for job in jobs)
         kinds = dict.fromkeys(job.workload.acts for job in jobs)
         # what ends the engine comes late, then what damages the store, and behind it what changes the model
-        order = sorted(
-            kinds,
-            key=lambda acts: (
-                MODEL in acts, not set(acts).isdisjoint(STORE_ACTS), bool(set(acts) - {"", RESET}), len(acts),
-            ),
-        )  # fmt: skip
-        for acts in order:
+        for acts in sorted(
+            kinds, key=lambda acts: (MODEL in acts, _damages(acts), bool(set(acts) - {"", RESET}), len(acts))
+        ):
             # a connector may hold on to what the damage before took from it
-            if self.shares is not None and not self.died and not set(acts).isdisjoint(STORE_ACTS):
+            if self.shares is not None and not self.died and (_damages(acts) or MODEL in acts):
                 self._start_again()
             left = [job for job in jobs if job.workload.acts == acts]
             while left and not self.died:
@@ -243,3 +239,7 @@ class Driver:
     def seen(self, evidence: Evidence) -> list[Asked]:
         """All requests, with what the spools say of them."""
         return with_stored([replace(one, seen=evidence.of(one.number)) for one in self.asked], evidence.pair)
+
+
+def _damages(acts: Sequence[str]) -> bool:
+    return not set(acts).isdisjoint(STORE_ACTS)

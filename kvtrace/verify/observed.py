@@ -48,8 +48,7 @@ class Asked:
     same life of the engine: what was asked just now may still be written, and what outlasts a restart is a
     property of its own."""
     taken: int = 0
-    """Of these, as many as the connector took, of prompts that are no longer: what it leaves out is its
-    choice."""
+    """As many of these as it took, of prompts that are no longer: what it leaves out is its choice."""
     known: int = 0
     """The same of any request made by then, with what it generated: nobody else's tokens may be given. Of one
     with an image in whole blocks."""

@@ -279,12 +279,15 @@ class _Resolver:
         if not gone and self._late is not None:
             blocks = self._blocks_of(runs)
             here = {block: {holder.row for holder in self._tables.holders(0, block)} for block in blocks}
-            # What is not understood of the metadata may name them for a request that has them now.
-            if not any(self._requests[row].unread for holders in here.values() for row in holders):
+            if not self._may_be_named({row for holders in here.values() for row in holders}):
                 gone = self._late.gone(one.layers, blocks, one.during, lambda row, block: row in here[block])
         for row, positions in gone.items():
             self._gone[row, one.during, tuple(union(positions))] |= self._masks[one.layers]
         return tuple(gone)
+
+    def _may_be_named(self, rows: set[int]) -> bool:
+        """Whether what is not understood of the metadata may name the blocks of a request that has them."""
+        return any(self._requests[row].unread for row in rows)
 
     def _gone_since_asked(self, one: Alike, runs: tuple[Interval, ...]) -> dict[int, list[Interval]]:
         """What the work of a thread came too late for, where the step is known that asked for it: row of a

@@ -21,13 +21,12 @@ def _transfers(own: list[Asked], what: Observed) -> Verdict:
     accepted, seen = sum(one.given for one in what.loads), list(filter(judging.arrived, what.loads))
     numbers = {"token-layers saved": saved, "tokens accepted": accepted}
     if seen:
-        given = [(one.given * one.seen.pairs, one.seen.lost(*judging.NOT_THERE)) for one in seen if one.seen]
         due = sum(one.given * one.seen.pairs for one in what.loads if one.seen)
-        came = sum(layers - lost for layers, lost in given)
+        came = sum(one.given * one.seen.pairs - one.seen.lost(*judging.NOT_THERE) for one in seen if one.seen)
         what_came = f"{count(accepted)} tokens were loaded"
         if came < due:  # a token may be there in some layers alone
             what_came = f"{count(came)} of {count(due)} accepted token-layers were seen to be loaded"
-        numbers["token-layers loaded"] = came
+        numbers |= {"token-layers loaded": came}
         return proved(f"{what_came}, for {plural(len(seen), 'request')}", numbers=numbers)
     if accepted:
         late = judging.unanswered(what.loads, what)
