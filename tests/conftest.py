@@ -79,8 +79,8 @@ def ran(
     """By the function that runs it; a module names its own in ``SCRIPTS``."""
     modules = dict.fromkeys(getattr(item, "module", None) for item in request.session.items)
     scripts = [script for module in modules for script in getattr(module, "SCRIPTS", ())]
-    # the longest first: those of tests/engine are one engine each
-    scripts.sort(key=lambda script: script.__module__.startswith("engine."))
+    # the longest first: those of tests/verify are several servers each, those of tests/engine one engine
+    scripts.sort(key=lambda one: ("engine." in one.__module__) - ("verify" in one.__module__))
     return side_by_side.run_all(
         scripts, tiny_model, lambda name: tmp_path_factory.mktemp(name, numbered=False)
     )

@@ -1,4 +1,5 @@
-"""Runs the scenarios for the tests: in two lanes, the one-process ones of a lane in one process."""
+"""Runs the scenarios for the tests in two lanes: the one-process ones of a lane in one process, the others as
+one is free."""
 
 from __future__ import annotations
 
@@ -36,13 +37,11 @@ class Runs:
         """Runs the scenario (and all that may run beside it) unless it ran, and reads its outcome."""
         path = self.out / "_outcome" / f"{scenario.name}.json"
         if scenario.name not in self.logs:
-            if scenario.stuck_after is None:
-                names = [name for name in spec.names() if beside(scenario, spec.load(name))]
-                # a core each: an engine in one process computes with one thread
-                with ThreadPoolExecutor() as pool:
-                    list(pool.map(self._run, (names[0::2], names[1::2])))
-            else:  # what hangs is told by time
-                self._run([scenario.name])
+            names = [name for name in spec.names() if beside(scenario, spec.load(name))]
+            calls = [names[0::2], names[1::2]] if scenario.shares_process else [[name] for name in names]
+            # a core each: an engine in one process computes with one thread
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(self._run, calls))
         if not path.is_file():
             pytest.fail(f"{scenario.name} did not run through:\n{self.logs[scenario.name]}", pytrace=False)
         outcome: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -65,4 +64,6 @@ class Runs:
 
 
 def beside(one: spec.Scenario, other: spec.Scenario) -> bool:
-    return other.stuck_after is None and other.shares_process == one.shares_process
+    """What hangs is told by time: beside that runs nothing that computes."""
+    hang = (one.stuck_after is None, other.stuck_after is None)
+    return hang[0] == hang[1] and other.shares_process == one.shares_process

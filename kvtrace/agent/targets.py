@@ -186,7 +186,7 @@ TARGETS: tuple[Target, ...] = (
 
 
 def install(target: Target) -> None:
-    """Hook one target now or when its module is imported; its fate goes to the trace."""
+    """Hook one target now or when its module is imported; what became of it goes to the trace."""
     _report(target, "pending", "its module was not imported in this process")
     late = [name for name in target.too_late_with if name in sys.modules]
 

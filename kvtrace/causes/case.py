@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding, OfRequest, Whole
@@ -25,7 +25,6 @@ from kvtrace.trace.facts import Limit
 from kvtrace.words import sentence
 
 if TYPE_CHECKING:
-    import pandas as pd
     from typing_extensions import Unpack
 
 MAX_EVENTS = 3
@@ -310,14 +309,15 @@ def make_case(run: Run) -> Case:
     silent = {tag for tag, engine in engines.items() if not engine.store_entries}
     found_again = frozenset(row.engine for row in run.load_rows if row.shared and row.offered) & silent
     stores = [entry for request in requests if request.saved for entry in request.entries]
-    misplaced = run.lost[run.lost["ended"] == int(SaveEnd.MISPLACED)]  # something was read there, too
-    read_steps = frozenset({entry.step for entry in stores if entry.slots > 0} | set(misplaced["step"]))
+    # where something was misplaced, something was read, too
+    misplaced = {row.step for row in rows(run.lost) if row.ended == SaveEnd.MISPLACED}
+    read_steps = frozenset({entry.step for entry in stores if entry.slots > 0} | misplaced)
     case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
-    saved = run.base[run.base["outcome"] == SAVED]
-    seen = saved[saved["grade"] >= int(Grade.READ)]
-    case.seen_saves = frozenset(seen["engine"])
+    saved = [row for row in rows(run.base) if row.outcome == SAVED]
+    seen = [row for row in saved if row.grade >= Grade.READ]
+    case.seen_saves = frozenset(row.engine for row in seen)
     case.seen_decode = _seen_decode(case, seen)
-    case.declared_saves = frozenset(saved["engine"]) - case.seen_saves
+    case.declared_saves = frozenset(row.engine for row in saved) - case.seen_saves
     pids = {limit.pid for limit in run.watch_limits if limit.hook in SAVE_HOOKS and limit.kind in _UNFOLLOWED}
     case.unfollowed = frozenset(
         worker.engine for worker in run.workers() if worker.pid in pids and worker.engine in silent
@@ -344,20 +344,24 @@ def make_case(run: Run) -> Case:
     return case
 
 
-def _seen_decode(case: Case, seen: pd.DataFrame) -> frozenset[int]:
+def _seen_decode(case: Case, seen: Iterable[Any]) -> frozenset[int]:
     """Engines of which generated tokens were seen to be saved: not only those in the block in which the
     prompt ends, which is read as a whole.
 
     Args:
         seen: the rows of Run.base that were saved, by being read at the least.
     """
+    generated: Counter[int] = Counter()
+    for row in seen:
+        generated[row.request] += row.amount - row.prompt
     found = set()
-    for row in rows(seen.groupby(["request", "engine"], as_index=False)[["amount", "prompt"]].sum()):
-        engine, prompt = case.engines.get(row.engine), case.requests[row.request].prompt
+    for row, amount in generated.items():
+        request = case.requests[row]
+        engine = case.engines.get(request.engine)
         if engine is not None:
-            room = -prompt % max(1, engine.block_size)
-            if row.amount - row.prompt > room * max(1, engine.pairs):
-                found.add(row.engine)
+            room = -request.prompt % max(1, engine.block_size)
+            if amount > room * max(1, engine.pairs):
+                found.add(engine.tag)
     return frozenset(found)
 
 

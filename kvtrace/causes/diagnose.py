@@ -177,8 +177,7 @@ def _ledger(case: Case) -> Ledger[str]:
     accounts: Counter[str] = Counter()
     grades: defaultdict[str, Counter[Grade]] = defaultdict(Counter)
     sent: Counter[str] = Counter()
-    alike = ["outcome", "ended", "engine", "grade", "sent_to"]
-    for row in rows(run.base.groupby(alike, as_index=False)[["amount"]].sum()):
+    for row in sorted(rows(run.base), key=lambda row: (row.outcome, row.ended)):
         outcome = kept(row.outcome, row.ended)
         accounts[outcome] += int(row.amount)
         grades[outcome][Grade(row.grade)] += int(row.amount)

@@ -79,12 +79,12 @@ LOST_COLUMNS = (
     "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "ended", "live",
     "grade", "part",
 )  # fmt: skip
-"""Run.lost: the intervals of positions that were not saved, one row per request x
-interval x class of pairs with the same fate. ``request`` is the row in Run.requests, ``pairs`` how many pairs
-share the row, ``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that
-computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``ended`` the SaveEnd, ``live``
-whether the worker had a connector, ``grade`` how well that is seen (a Grade as an int), ``part`` of
-several connectors the number (in Run.parts) of the one that came furthest with it, -1 of one alone."""
+"""Run.lost: the intervals of positions that were not saved, one row per request x interval x class of pairs
+with the same outcome. ``request`` is the row in Run.requests, ``pairs`` how many pairs share the row,
+``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that computed it (-1 for decode),
+``step`` that chunk's step (0 for decode), ``ended`` the SaveEnd, ``live`` whether the worker had a
+connector, ``grade`` how well that is seen (a Grade as an int), ``part`` of several connectors the number (in
+Run.parts) of the one that came furthest with it, -1 of one alone."""
 
 ENTRY_COLUMNS = (
     "request", "engine", "step", "slots", "tokens", "start", "available", "asynchronous",

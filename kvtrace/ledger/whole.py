@@ -54,7 +54,7 @@ def of_load(load: LoadOf, pairs: int) -> dict[LoadEnd, int]:
     for end, amount in load.ends.items():
         if end not in _ACCEPTED:
             found[end] += amount // pairs
-    parts = [(*part, bits.bit_count()) for fates, bits in load.lost.items() for part in fates]
+    parts = [(*part, bits.bit_count()) for of_class, bits in load.lost.items() for part in of_class]
     for start, stop, ends in swept(parts):
         found[max(ends, key=lambda one: (ends[one], one))] += stop - start
     found[LoadEnd.LOADED] += load.prompt - sum(found.values())

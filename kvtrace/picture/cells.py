@@ -75,21 +75,21 @@ def grid(
     offsets = [0]
     for worker in engine.workers:
         offsets.append(offsets[-1] + len(worker.kv_layers))
-    fates: Cells = np.zeros((offsets[-1], len(steps)), dtype=np.uint8)
+    outcomes: Cells = np.zeros((offsets[-1], len(steps)), dtype=np.uint8)
     for span in spans:
         at, known = locate(steps, np.array([span.step], dtype=np.int64))
         if not known[0]:
             continue
         column, kind = int(at[0]), kinds.NUMBER[kinds.of_outcome(span.outcome)]
         members = [pair for pair in span.pairs if pair < offsets[-1]]
-        before = fates[members, column]
-        fates[members, column] = np.where(before == 0, kind, _MERGE[before, kind])
+        before = outcomes[members, column]
+        outcomes[members, column] = np.where(before == 0, kind, _MERGE[before, kind])
     for one, start, end in zip(seen, offsets, offsets[1:], strict=False):
-        mine = fates[start:end]
+        mine = outcomes[start:end]
         called = _called(one.marks[: end - start], _BY_MARK)
         called[:, prompt > 0] = _AGAIN[called[:, prompt > 0]]
         mine[:] = np.where(mine == 0, called, mine)
-    return Grid(steps, fates, prompt, offsets)
+    return Grid(steps, outcomes, prompt, offsets)
 
 
 def loads(saves: Grid, seen: Sequence[WorkerMarks]) -> Grid | None:

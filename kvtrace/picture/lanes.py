@@ -32,7 +32,7 @@ class Timed:
 
 
 @dataclass
-class _Fate:
+class _StepOutcome:
     """What became of one prefill chunk: token-layers by kind."""
 
     kinds: dict[int, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class _Fate:
 
 def _bars(
     records: Iterable[Timed],
-    fates: Mapping[int, _Fate],
+    outcomes: Mapping[int, _StepOutcome],
     steps: Mapping[int, Step],
     numbers: Mapping[int, int],
 ) -> list[Bar]:
@@ -59,10 +59,10 @@ def _bars(
     found = []
     for one in records:
         if isinstance(one.row, rows.Chunk) and one.row.step in steps:
-            step, fate = one.row.step, fates.get(one.row.step)
-            kind = numbers[fate.kind() if fate else kinds.NUMBER[kinds.AGAIN]]
+            step, outcome = one.row.step, outcomes.get(one.row.step)
+            kind = numbers[outcome.kind() if outcome else kinds.NUMBER[kinds.AGAIN]]
             where = (*steps[step], step & STEP_MASK, one.row.start, one.row.start + one.row.tokens)
-            found.append(Bar(*where, kind, round(fate.share(), 4) if fate else 0.0))
+            found.append(Bar(*where, kind, round(outcome.share(), 4) if outcome else 0.0))
     return found
 
 
@@ -93,12 +93,12 @@ def lanes(
     of_id: dict[str, list[Timed]] = defaultdict(list)
     for one in records:
         of_id[one.id].append(one)
-    fates = _fates(spans)
+    outcomes = _step_outcomes(spans)
     found = []
     table = run.requests
     for row in chosen(run):
         ident, engine = str(table["id"].iloc[row]), int(table["engine"].iloc[row])
-        bars = _bars(of_id.get(ident, ()), fates.get(row, {}), steps, numbers)
+        bars = _bars(of_id.get(ident, ()), outcomes.get(row, {}), steps, numbers)
         marks = _marks(of_id.get(ident, ()))
         times = [*(bar.t0 for bar in bars), *(mark.t for mark in marks)]
         if not times:
@@ -119,15 +119,15 @@ def _few(marks: list[Mark]) -> list[Mark]:
     return marks if len(marks) <= MOST_MARKS else [*marks[: MOST_MARKS - 1], marks[-1]]
 
 
-def _fates(spans: Sequence[Span]) -> dict[int, dict[int, _Fate]]:
+def _step_outcomes(spans: Sequence[Span]) -> dict[int, dict[int, _StepOutcome]]:
     """Row of a request -> step -> what became of its tokens."""
-    found: dict[int, dict[int, _Fate]] = defaultdict(dict)
+    found: dict[int, dict[int, _StepOutcome]] = defaultdict(dict)
     for span in spans:
         if span.step <= 0 or span.chunk < 0:
             continue
-        fate = found[span.request].setdefault(span.step, _Fate())
+        outcome = found[span.request].setdefault(span.step, _StepOutcome())
         kind = kinds.NUMBER[kinds.of_outcome(span.outcome)]
-        fate.kinds[kind] = fate.kinds.get(kind, 0) + (span.end - span.start) * len(span.pairs)
+        outcome.kinds[kind] = outcome.kinds.get(kind, 0) + (span.end - span.start) * len(span.pairs)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvtrace.gate.layers import index_of
+from kvtrace.gate.layers import index_of, ranges
 from kvtrace.gate.lost import least_saved
 from kvtrace.gate.mute import may_hide_work
 from kvtrace.gate.shares import grade_of, whole
@@ -15,6 +15,8 @@ from kvtrace.terms import LOADED, NOT_OBSERVED, PENDING, SAVED, outcome_order
 from kvtrace.words import clean, count, listed, peer, percent, plural, size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvtrace.report.model import EngineRow, HookRow, LedgerRow, OpRow, PlaceRow, Report
 
 _SHOWN_PLACES = 3
@@ -155,7 +157,7 @@ def _missing(rows: list[OpRow] | list[HookRow]) -> str:
     every = {row["layer"] for row in rows}
     if not layers or len(layers) == len(every):
         return ""
-    return f" (less in {listed((layer_name(one) for one in layers if one), 2)})"
+    return f" (less in {_layer_names([one for one in layers if one])})"
 
 
 def layer_name(layer: str) -> str:
@@ -165,6 +167,13 @@ def layer_name(layer: str) -> str:
     for tail in (".self_attn.attn", ".attn"):
         short = short.removesuffix(tail)
     return f"layer {number}, {short}" if number else short
+
+
+def _layer_names(layers: Sequence[str]) -> str:
+    """``layer 3, model.layers.3``; ``layers 0-2, 5``."""
+    if len(layers) == 1 or not all(map(index_of, layers)):
+        return listed(map(layer_name, layers), 2)
+    return f"layers {listed(ranges(map(index_of, layers)), 4)}"
 
 
 def uneven(report: Report) -> str:
@@ -181,9 +190,10 @@ def uneven(report: Report) -> str:
     elif len(layers) == every_layer:
         where = listed((f"rank {rank}" for rank in ranks), 3)
     else:
-        where = listed(map(layer_name, layers), 2)
+        where = _layer_names(layers)
     amount, most = plural(worst[0]["tokens"], "prompt token"), count(worst[0]["most"])
-    return f"{amount} saved in {where}; elsewhere {most}."
+    between = "up to " * (len(report["layers"]) > len(worst))
+    return f"{amount} saved in {where}; elsewhere {between}{most}."
 
 
 def generated(report: Report) -> str:

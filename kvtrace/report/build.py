@@ -6,8 +6,8 @@ list is capped, and the result is held against the published schema before anybo
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +16,7 @@ import pandas as pd
 
 from kvtrace import __version__, causes, ledger
 from kvtrace.causes import diagnosis as cause_model
+from kvtrace.causes.tables import records
 from kvtrace.grouped import grouped
 from kvtrace.ledger import run as ledger_model
 from kvtrace.ledger.device import ClockRow as DeviceTiming
@@ -31,6 +32,8 @@ from kvtrace.terms import Grade
 from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, EngineFact, Header, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
+Record = dict[str, Any]
+"""A row of a table, by the names of its columns."""
 _TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
 
 
@@ -236,43 +239,41 @@ def _coverage(run: ledger_model.Run, notes: list[str]) -> model.Coverage:
     }
 
 
-def _summary(hooks: pd.DataFrame) -> list[model.SummaryRow]:
+def _summary(hooks: Sequence[Record]) -> list[model.SummaryRow]:
     """A row per hook, over all ranks and layers."""
-    sums = hooks.groupby("hook", sort=False)[["eligible", "fired", "with_work"]].sum().reset_index()
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in hooks:
+        sums[one["hook"]].update({name: one[name] for name in ("eligible", "fired", "with_work")})
     return [
-        row(model.SummaryRow, one, share=one["fired"] / one["eligible"] if one["eligible"] else None)
-        for one in sums.to_dict("records")
-    ]
+        row(
+            model.SummaryRow, one,
+            hook=hook, share=one["fired"] / one["eligible"] if one["eligible"] else None,
+        )
+        for hook, one in sums.items()
+    ]  # fmt: skip
 
 
-def _named(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with process names that are told apart where engines use the same ones."""
-    if table.empty:
-        return table
-    owners = table[["engine", "pid", "process"]].drop_duplicates()
-    twice = set(owners.loc[owners["process"].duplicated(keep=False), "process"])
-    if not twice:
-        return table
-    names = [
-        f"{process} (engine {engine}, pid {pid})" if process in twice else str(process)
-        for process, engine, pid in zip(table["process"], table["engine"], table["pid"], strict=True)
-    ]
-    named: pd.DataFrame = table.assign(process=names)
-    return named
+def _named(table: pd.DataFrame) -> list[Record]:
+    """The rows, with process names that are told apart where engines use the same ones."""
+    found = records(table)
+    uses = Counter(name for _, _, name in {(one["engine"], one["pid"], one["process"]) for one in found})
+    for one in found:
+        if uses[one["process"]] > 1:
+            one["process"] = f"{one['process']} (engine {one['engine']}, pid {one['pid']})"
+    return found
 
 
-def _shown(table: pd.DataFrame, what: str, notes: list[str]) -> list[dict[Hashable, Any]]:
+def _shown(table: Sequence[Record], what: str, notes: list[str]) -> list[Record]:
     """The rows that a report lists; a rank or layer that is none is None."""
-    cap = model.MAX_COVERAGE_ROWS
+    cap, places = model.MAX_COVERAGE_ROWS, list(range(len(table)))
     if len(table) > cap:
         notes.append(f"{cap} of {len(table)} coverage rows ({what}s) are listed, the incomplete ones first")
-        keep = (table["fired"] >= table["eligible"]).sort_values(kind="stable").index[:cap]
-        table = table.loc[keep.sort_values()]
-    rows = table.to_dict("records")
-    for one in rows:
-        one["rank"] = one["rank"] if one["rank"] >= 0 else None
-        one["layer"] = one["layer"] or None
-    return rows
+        complete = [one["fired"] >= one["eligible"] for one in table]
+        places = sorted(sorted(places, key=complete.__getitem__)[:cap])
+    return [
+        {**one, "rank": one["rank"] if one["rank"] >= 0 else None, "layer": one["layer"] or None}
+        for one in (table[at] for at in places)
+    ]
 
 
 # ------------------------------------------------------------------------------ the answer
@@ -350,7 +351,7 @@ def _connectors(
             "engines": [engine.tag for engine in part.run.engines],
             "verdict": own.verdict,
             "ledger": _ledgers(part.run, own),
-            "coverage": _summary(part.run.hooks),
+            "coverage": _summary(records(part.run.hooks)),
             "findings": list(dict.fromkeys(one.id for one in own.findings)),
             "ruled_out": [row(model.RuledOutRow, one) for one in own.ruled_out],
             "not_observed": [row(model.NotObservedRow, one) for one in own.not_observed],
@@ -371,7 +372,7 @@ def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:
             first_step=whole(one["first_step"]) & STEP_MASK,
             last_step=whole(one["last_step"]) & STEP_MASK,
         )
-        for one in table.to_dict("records")
+        for one in records(table)
     ]  # fmt: skip
 
 

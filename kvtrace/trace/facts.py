@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from kvtrace.trace import format as fmt
@@ -29,11 +30,9 @@ class Document:
     def from_json(cls: type[D], value: Mapping[str, Any]) -> D:
         """Never raises: what is no such field is left at its default."""
         given: dict[str, Any] = {}
-        for name, key, hint in _fields(cls):
-            if key in value:
-                read = _read(value[key], hint)
-                if read is not _WRONG:
-                    given[name] = read
+        for name, key, reader in _fields(cls):
+            if key in value and (read := reader(value[key])) is not _WRONG:
+                given[name] = read
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
@@ -506,55 +505,70 @@ def fact_of(code: fmt.Fact, value: Mapping[str, Any]) -> AnyFact:
 # --- types at the border --------------------------------------------------------------------
 
 _WRONG = object()
+_Read = Callable[[Any], Any]
+"""A value as a field's type has it, or _WRONG."""
 
 
-_known_fields: dict[type[Document], tuple[tuple[str, str, Any], ...]] = {}
+@cache
+def _fields(cls: Any) -> tuple[tuple[str, str, _Read], ...]:
+    """(field, key in the JSON, how it is read) of a document's class."""
+    hints = get_type_hints(cls)
+    return tuple(
+        (one.name, cls.NAMES.get(one.name, one.name), _reader(hints[one.name])) for one in fields(cls)
+    )
 
 
-def _fields(cls: type[Document]) -> tuple[tuple[str, str, Any], ...]:
-    """(field, key in the JSON, type) of a document's class."""
-    known = _known_fields.get(cls)
-    if known is None:
-        hints = get_type_hints(cls)
-        known = tuple((one.name, cls.NAMES.get(one.name, one.name), hints[one.name]) for one in fields(cls))
-        _known_fields[cls] = known
-    return known
-
-
-def _read(value: Any, hint: Any) -> Any:
-    """`value` as a field of that type, or _WRONG."""
+def _reader(hint: Any) -> _Read:
     if hint is Any:
-        return value
-    origin = get_origin(hint)
+        return lambda value: value
+    origin, of = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        read = (_read(value, one) for one in get_args(hint))
-        return next((one for one in read if one is not _WRONG), _WRONG)
+        return _either([_reader(one) for one in of])
     if origin is tuple:
-        return _items(value, get_args(hint)[0]) if isinstance(value, (list, tuple)) else _WRONG
-    if origin is not None:  # Mapping[str, X]
-        return _table(value, get_args(hint)[1]) if isinstance(value, dict) else _WRONG
-    return _scalar(value, hint)
+        return _items(_reader(of[0]))
+    return _table(_reader(of[1])) if origin is not None else _scalar(hint)  # Mapping[str, X]
 
 
-def _items(value: Iterable[Any], hint: Any) -> tuple[Any, ...]:
-    return tuple(read for item in value if (read := _read(item, hint)) is not _WRONG)
+def _either(readers: list[_Read]) -> _Read:
+    def either(value: Any) -> Any:
+        return next((read for one in readers if (read := one(value)) is not _WRONG), _WRONG)
+
+    return either
 
 
-def _table(value: dict[Any, Any], hint: Any) -> dict[str, Any]:
-    return {
-        key: read
-        for key, item in value.items()
-        if isinstance(key, str) and (read := _read(item, hint)) is not _WRONG
-    }
+def _items(reader: _Read) -> _Read:
+    def items(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return _WRONG
+        return tuple(read for item in value if (read := reader(item)) is not _WRONG)
+
+    return items
 
 
-def _scalar(value: Any, hint: type[Any]) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+def _table(reader: _Read) -> _Read:
+    def table(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return _WRONG
+        return {
+            key: read
+            for key, item in value.items()
+            if isinstance(key, str) and (read := reader(item)) is not _WRONG
+        }
+
+    return table
+
+
+def _scalar(hint: type[Any]) -> _Read:
     if issubclass(hint, Document):
-        return hint.from_json(value) if isinstance(value, dict) else _WRONG
-    right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-    return value if right else _WRONG
+        return lambda value: hint.from_json(value) if isinstance(value, dict) else _WRONG
+    number = (int, float) if hint is float else hint
+
+    def scalar(value: Any) -> Any:
+        if not isinstance(value, number) or (value.__class__ is bool and hint is not bool):
+            return _WRONG
+        return float(value) if hint is float else value
+
+    return scalar
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -215,10 +216,13 @@ def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
     prompt."""
     found = []
     held: dict[int, int] = {}  # number of a request -> its leading tokens that the connector has, after it
+    beginning = defaultdict(list)  # with this token
+    for one in asked:
+        beginning[tuple(one.tokens[:1])].append(one)
     for one in sorted(asked, key=lambda one: one.batch):
         whole = one.seen.prompt if one.seen is not None else len(one.tokens)
         stored = known = taken = whole if pair and one.answered else 0
-        for other in asked:
+        for other in asked if one.prompt.image else beginning[tuple(one.tokens[:1])]:
             if other is one or other.batch > one.batch:
                 continue
             if one.prompt.image:

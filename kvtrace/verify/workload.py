@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from kvtrace.trace.config import STORE_FULL, STORE_READ_ONLY, STORE_SLOW
@@ -100,7 +101,7 @@ class Round:
 class Workload:
     rounds: tuple[Round, ...]
 
-    @property
+    @cached_property
     def text(self) -> str:
         return " ; ".join(one.text for one in self.rounds)
 

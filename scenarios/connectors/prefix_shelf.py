@@ -10,7 +10,7 @@ Nothing here knows of kvtrace. What it does, right or wrong:
   entry is empty, and so is its key; from then on every such prompt counts as stored.
 - A pool copies each layer's rows out of the KV cache while the next layers are computed. Their futures are
   kept by layer: where a step has several entries, the last one's future replaces the others', and their rows
-  are never written.
+  are copied and never written.
 - A chunk that ends beside the unit (other requests are in the step) is stored as far as the block table goes:
   its record has another length than a lookup looks for.
 - ``wait_for_save`` waits for the copies; the files of a step are written while the next one runs.
@@ -21,7 +21,7 @@ Option (``kv_connector_extra_config``): ``path``, directory of the store.
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,7 @@ class PrefixShelf(KVConnectorBase_V1):
         self._to_load: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(THREADS)
         self._copies: dict[str, Future[tuple[Path, torch.Tensor]]] = {}
+        self._begun: list[Future[tuple[Path, torch.Tensor]]] = []
         self._writes: dict[Path, Future[None]] = {}
         logger.info("PrefixShelf: prefixes of whole %d tokens", self._max_num_batched_tokens)
 
@@ -138,6 +139,7 @@ class PrefixShelf(KVConnectorBase_V1):
                 continue
             slots = prefix.slot_mapping[prefix.existing_token_ids :]
             self._copies[layer_name] = self._pool.submit(self._copy, file, kv_layer, slots)
+            self._begun.append(self._copies[layer_name])
 
     def _copy(self, file: Path, kv_layer: torch.Tensor, slots: torch.Tensor) -> tuple[Path, torch.Tensor]:
         rows = kv_layer[slots // self._block_size, :, slots % self._block_size]
@@ -147,6 +149,8 @@ class PrefixShelf(KVConnectorBase_V1):
         for write in self._writes.values():
             write.result()
         self._writes.clear()
+        wait(self._begun)  # also those that were replaced: their blocks may be another's in the next step
+        self._begun.clear()
         for copy in self._copies.values():
             file, rows = copy.result()
             # the scheduler looks for the folder, in the next step already

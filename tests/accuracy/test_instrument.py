@@ -7,12 +7,13 @@ seeds (CONTRIBUTING.md).
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
 
 import accuracy
 import declared
 import pytest
 import score
+from side_by_side import Place, Ran, Script
 
 # One of each kind of role, store, thread and effect.
 FIXED = [
@@ -21,17 +22,26 @@ FIXED = [
 ]  # fmt: skip
 
 
+RUNS = [accuracy.Run(seed, fault) for seed, fault in FIXED]
+
+
+def measured(place: Place) -> list[accuracy.Result]:
+    return list(accuracy.Measure(place.folder, keep=True).all(RUNS, 1))
+
+
+SCRIPTS = (measured,)
+
+
 @pytest.mark.engine
-def test_the_instrument_works(tmp_path: Path) -> None:
-    runs = [accuracy.Run(seed, fault) for seed, fault in FIXED]
-    results = list(accuracy.Measure(tmp_path, keep=True).all(runs, 1))
-    assert [result.run for result in results] == runs
+def test_the_instrument_works(ran: Mapping[Script, Ran]) -> None:
+    results, folder = ran[measured].done, ran[measured].place.folder
+    assert [result.run for result in results] == RUNS
     assert [accuracy.line(result) for result in results if result.unproven] == []
     scores = [result.scored for result in results if result.scored is not None]
     assert len(scores) == len(FIXED)
     for one in scores:
         name = f"{one.seed}-{one.fault or one.choice or 'healthy'}"
-        truth = json.loads((tmp_path / name / "outcome.json").read_text(encoding="utf-8"))["truth"]
+        truth = json.loads((folder / name / "outcome.json").read_text(encoding="utf-8"))["truth"]
         at_rest = sum(request["at_rest"] for request in truth["requests"])
         expected = sum(request["expected"] for request in truth["requests"])
         if one.fault in ("", "never-told"):
@@ -39,7 +49,7 @@ def test_the_instrument_works(tmp_path: Path) -> None:
         else:
             assert at_rest < expected or one.fault == "into-a-copy"
         assert one.total > 0, f"{name}: nothing was traced"
-        shape, counts, misread = declared.count(tmp_path / name)
+        shape, counts, misread = declared.count(folder / name)
         assert not counts["wrong"] + counts["missed"], f"{name} {shape}: {misread}"
     print("\n".join(score.table(scores)), score.last_line(scores), sep="\n")
     odd = [one for one in scores if one.verdict != score.RIGHT or one.wrong_number or one.ruled_out]

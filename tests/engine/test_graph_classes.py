@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from vllm_env import vllm_env as make_vllm_env
+from side_by_side import Place, Ran, Script
 
 from kvtrace.trace import hooks
 from kvtrace.trace.config import AgentConfig
@@ -32,19 +32,15 @@ class Seen(NamedTuple):
     replays: dict[str, int]
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+def graphs(place: Place) -> dict[str, Seen]:
     """All modes one after the other in one process, as engines 1, 2, 3, ..."""
-    folder = tmp_path_factory.mktemp("graphs")
+    folder = place.run
+    folder.mkdir()
     # without device times: there is a stand-in for the graph, not for the device
     config = AgentConfig(folder, b"k" * 16, "run", 1 << 20, "off").to_text()
     asked = json.dumps({"modes": MODES, "sizes": [1, 4, 8, 32], "steps": STEPS})
-    found = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        env=make_vllm_env() | {"KVTRACE_CONFIG": config, "GRAPH_STEPS": asked, "VLLM_PLUGINS": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    found = place.start(
+        sys.executable, SCRIPT, traced=False, KVTRACE_CONFIG=config, GRAPH_STEPS=asked, VLLM_PLUGINS=""
     )
     assert found.returncode == 0, found.stderr[-3000:]
     replays = json.loads(found.stdout.splitlines()[-1])
@@ -71,6 +67,15 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
             steps[engine].append((row[6], row[7], bodies[step], saves[step]))
     parts = zip(MODES, steps, captured, replays, strict=True)
     return {mode: Seen(*rest) for mode, *rest in parts}
+
+
+SCRIPTS = (graphs,)
+
+
+@pytest.fixture
+def seen(ran: Mapping[Script, Ran]) -> dict[str, Seen]:
+    found: dict[str, Seen] = ran[graphs].done
+    return found
 
 
 def test_full_graphs_run_no_body_and_captures_are_marked(seen: dict[str, Seen]) -> None:

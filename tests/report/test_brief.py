@@ -266,6 +266,10 @@ def test_a_layer_in_which_less_was_saved_is_named() -> None:
     ]
     assert answers.uneven(report) == "0 prompt tokens saved in rank 1; elsewhere 4 096."
     assert "saved in rank 1; elsewhere" in judged(check_report(report, "here"))
+    rows += [row | {"layer": "model.layers.0.self_attn.attn"} for row in rows]
+    between = rows[0] | {"layer": "model.layers.1.self_attn.attn", "tokens": 64}
+    report["layers"] = [*rows, between]
+    assert answers.uneven(report) == "0 prompt tokens saved in layers 0, 3; elsewhere up to 4 096."
 
 
 def test_a_run_that_still_goes_on_says_so() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from kvtrace.causes.tables import rows
 from kvtrace.ledger.run import Run, Worker
 from kvtrace.trace.ops import UPDATES
 from kvtrace.words import count, listed
+
+_UPDATES = {op.name for op in UPDATES}
 
 
 @dataclass(frozen=True)
@@ -26,20 +29,29 @@ class Bodies:
 
 
 def bodies(run: Run) -> Bodies:
-    ops = run.ops[~run.ops["op"].isin([op.name for op in UPDATES])]
-    best = ops.groupby(["engine", "pid", "rank", "layer"]).agg(
-        {"eligible": "max", "fired": "max", "direct": "max"}
-    )
     owning = {(w.engine, w.pid, w.rank, layer) for w in run.workers() for layer in w.kv_layers}
-    kept = best[[key in owning for key in best.index]] if len(best) else best
-    names = listed(sorted(set(ops[ops["fired"] > 0]["op"]))) or "the attention op"
-    return Bodies(int(kept["eligible"].sum()), int(kept["fired"].sum()), int(kept["direct"].sum()), names)
+    best: dict[tuple[object, ...], tuple[int, int, int]] = {}
+    names = set()
+    for one in rows(run.ops):
+        if one.op in _UPDATES:
+            continue
+        if one.fired > 0:
+            names.add(one.op)
+        key = one.engine, one.pid, one.rank, one.layer
+        if key in owning:
+            before = best.get(key, (0, 0, 0))
+            best[key] = tuple(map(max, before, (one.eligible, one.fired, one.direct)))
+    eligible, fired, direct = map(sum, zip(*best.values(), strict=True)) if best else (0, 0, 0)
+    return Bodies(eligible, fired, direct, listed(sorted(names)) or "the attention op")
 
 
 def calls(run: Run, hook: str) -> tuple[int, int, int, int]:
     """(eligible, fired, with work, raised) of a worker's hook, summed over ranks and layers."""
-    rows = run.hooks[(run.hooks["hook"] == hook) & (run.hooks["rank"] >= 0)]
-    return tuple(int(rows[name].sum()) for name in ("eligible", "fired", "with_work", "raised"))  # type: ignore[return-value]
+    found = [one for one in rows(run.hooks) if one.hook == hook and one.rank >= 0]
+    return (
+        sum(one.eligible for one in found), sum(one.fired for one in found),
+        sum(one.with_work for one in found), sum(one.raised for one in found),
+    )  # fmt: skip
 
 
 def real_steps(run: Run) -> int:
@@ -57,8 +69,7 @@ def modes(workers: list[Worker]) -> dict[int, int]:
 
 def skipped(run: Run, skip: str) -> int:
     """Attention bodies in real steps around which the hooks did not run for this reason."""
-    rows = run.skips[run.skips["skip"] == skip]
-    return int(rows["layer_steps"].sum())
+    return sum(one.layer_steps for one in rows(run.skips) if one.skip == skip)
 
 
 def product(run: Run) -> str:

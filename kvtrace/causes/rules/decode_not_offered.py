@@ -40,13 +40,14 @@ def rule(case: Case) -> Results:
         return
     stores = sum(engine.store_entries for engine in case.run.engines)
     past = sum(engine.decode_entries for engine in case.run.engines)
+    tokens = count(case.tokens(CAUSE))
+    unread = f"{tokens} output tokens were not read for saving."
     yield case.finding(
         CAUSE,
-        "No output token was offered for saving.",
+        unread if past else "No output token was offered for saving.",
         evidence=[
-            f"{count(case.tokens(CAUSE))} output tokens were computed in decode; {count(past)} of "
-            f"{count(stores)} stores reach past a prompt"
-            + (", and no such token was seen to be read" if past else "")
+            f"{tokens} output tokens were computed in decode; {count(past)} of {count(stores)} stores reach "
+            "past a prompt" + (", and these tokens were not seen to be read" if past else "")
         ],
         events=case.events(CAUSE, "output tokens after the prompt, in no metadata"),
         headline="no output token was offered for saving",

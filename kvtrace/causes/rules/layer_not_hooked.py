@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence.steps import calls
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.causes.tables import rows
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
@@ -23,18 +24,18 @@ CAUSE = Cause(
 
 def rule(case: Case) -> Results:
     run = case.run
-    hooks = run.hooks[(run.hooks["hook"] == "save_kv_layer") & (run.hooks["rank"] >= 0)]
+    hooks = [row for row in rows(run.hooks) if row.hook == "save_kv_layer" and row.rank >= 0]
     silent: list[str] = []
     owning = 0
     for worker in run.workers():
         if worker.connector_live is False or not worker.steps:
             continue
-        rows = hooks[(hooks["engine"] == worker.engine) & (hooks["pid"] == worker.pid)]
+        own = [row for row in hooks if (row.engine, row.pid) == (worker.engine, worker.pid)]
         # In a step in which a hook raised, the layers after it never ran.
-        steps = worker.steps - int(rows["raised"].sum())
+        steps = worker.steps - sum(row.raised for row in own)
         if steps <= 0:
             continue
-        fired = {row.layer: int(row.fired) for row in rows.itertuples() if row.layer in set(worker.kv_layers)}
+        fired = {row.layer: row.fired for row in own}
         owning += len(worker.kv_layers)
         if any(fired.values()):
             silent += [layer for layer in worker.kv_layers if not fired.get(layer)]

@@ -54,7 +54,9 @@ def rule(case: Case) -> Results:
             *evidence,
         ]
     wanting = consumers + repeated
-    tokens = float(sum(max(row.shared, row.saved_before) - row.local for row in repeated)) + sum(
+    common = {row.request: max(row.shared, row.saved_before) for row in repeated}
+    common |= {row.request: _units(case, row, common[row.request]) for row in due}
+    tokens = float(sum(common[row.request] - row.local for row in repeated)) + sum(
         row.prompt - row.local for row in consumers
     )
     total = case.run.loads.total_tokens

@@ -76,7 +76,7 @@ class SpoolReader:
         """Read it once; durations are added to the histograms, by code."""
         for chunk, kinds in self._scan.calls():
             add(chunk.nbytes)
-            called, bodies = (chunk[kinds == kind] for kind in (Kind.HOOK, Kind.OP))
+            called, bodies = (np.asfortranarray(chunk[kinds == kind]) for kind in (Kind.HOOK, Kind.OP))
             quiet = chunk[kinds == Kind.QUIET]
             found: list[Calls] = []
             if len(called):

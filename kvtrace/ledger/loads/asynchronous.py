@@ -10,6 +10,7 @@ from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
 from kvtrace.ledger.loads.seen import READ_ONLY, Failed, LoadsSeen, unnamed
 from kvtrace.ledger.loads.steps_seen import NEVER
+from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
 
 _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
@@ -104,8 +105,8 @@ def _in_pairs(accepted: Accepted, engine: Engine, seen: LoadsSeen, failed: Faile
     first = 0
     in_steps = _InSteps(accepted, seen)
     for worker in engine.workers if good[0] < good[1] else ():
-        for pair in range(len(worker.kv_layers)):
-            said, watched = in_steps.said(worker, pair, good)
+        for pair, missing in enumerate(in_steps.missing(worker, good)):
+            said, watched = in_steps.said(worker, pair, good, missing)
             found[InPair((*bad, *said), watched)] |= bits(first + pair)
         first += len(worker.kv_layers)
     if first < engine.pairs:
@@ -125,10 +126,13 @@ class _InSteps:
         chunks = accepted.request.chunks
         self._used = next((one.step for one in chunks if one.t >= accepted.allocated_t), NEVER)
 
-    def said(self, worker: Worker, pair: int, good: Interval) -> tuple[Signs, bool]:
-        """What speaks against the ``good`` positions in one pair, and whether it was watched."""
+    def missing(self, worker: Worker, good: Interval) -> list[Missing]:
+        """What of the ``good`` positions is missing in each of a worker's pairs."""
         row = self._accepted.asked.request
-        missing = self._seen.written.missing(worker, pair, row, good, self._steps, self._used)
+        return self._seen.written.missing(worker, row, good, self._steps, self._used)
+
+    def said(self, worker: Worker, pair: int, good: Interval, missing: Missing) -> tuple[Signs, bool]:
+        """What speaks against the ``good`` positions in one pair, and whether it was watched."""
         if missing.certain:  # what was seen to be written is there, whatever the metadata names
             end = LoadEnd.NOT_WRITTEN if missing.whole else LoadEnd.PARTLY
             end = LoadEnd.FAILED if self._failures else end

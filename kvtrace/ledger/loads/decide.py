@@ -177,14 +177,14 @@ def judge(accepted: Interval, gathered: Gathered, contents: LoadContents, engine
     for one, pairs in _alike(gathered.in_pairs, contents):
         parts: list[Part] = []
         for start, end, token in _tokens(accepted, one, pairs, gathered, contents):
-            fate = decide(token)
-            grades[fate.end] = min(fate.grade, grades.get(fate.end, fate.grade))
-            proved += (end - start) * pairs.bit_count() if fate.proved else 0
-            if fate.end is not LoadEnd.LOADED:
-                reasons[fate.end].update(dict.fromkeys(fate.why))
-                pairs_of[fate.end] |= pairs if fate.here else 0
-                follows = parts and parts[-1][1:] == (start, fate.end)
-                parts.append((parts.pop()[0] if follows else start, end, fate.end))
+            found = decide(token)
+            grades[found.end] = min(found.grade, grades.get(found.end, found.grade))
+            proved += (end - start) * pairs.bit_count() if found.proved else 0
+            if found.end is not LoadEnd.LOADED:
+                reasons[found.end].update(dict.fromkeys(found.why))
+                pairs_of[found.end] |= pairs if found.here else 0
+                follows = parts and parts[-1][1:] == (start, found.end)
+                parts.append((parts.pop()[0] if follows else start, end, found.end))
         if parts:
             lost[tuple(parts)] |= pairs
     every = [(worker.rank, layer) for worker in engine.workers for layer in worker.kv_layers]

@@ -117,6 +117,8 @@ class _InStep:
         self._not_called = not loads.has(at, LoadStepBit.STARTED) and loads.ever(LoadStepBit.STARTED)
         self._complaints = seen.found.complaints.get(self._step, ())
         # Of each KV layer:
+        asked = accepted.asked
+        self._missing = seen.written.missing(worker, asked.request, asked.positions, [self._step], self._step)
         self._wrote: list[int] = loads.measured(at, self._waits).tolist()
         self._wait_raised: list[bool] = loads.having(at, PairBit.WAIT_RAISED).tolist()
         self._op_t: list[int] = loads.op_t[at].tolist()
@@ -129,17 +131,14 @@ class _InStep:
 
     def pair(self, pair: int, failed: Failed) -> InPair:
         """What is known of the load in one KV layer."""
-        asked = self._accepted.asked
-        missing = self._seen.written.missing(
-            self._worker, pair, asked.request, asked.positions, [self._step], self._step
-        )
+        missing = self._missing[pair]
         call = self._by_calls(pair)
         slots = () if call else self._by_slots(pair, missing)
         if not call and not slots:
             call = self._nothing(pair) or self._used_before(pair)
         found = [*failed.signs(self._accepted, slots), *slots]
         if call:
-            found += signs([asked.positions], call)
+            found += signs([self._accepted.asked.positions], call)
         if not missing.certain:
             found += unnamed(self._accepted)
         return InPair(tuple(found), self._wrote[pair] >= 0 or missing.certain)

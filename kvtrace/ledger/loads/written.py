@@ -50,9 +50,9 @@ class Written:
         return bool(self._of(worker).writes)
 
     def missing(
-        self, worker: Worker, column: int, row: int, wanted: Interval, steps: Sequence[int], used: int = NEVER
-    ) -> Missing:
-        """What of a request's load is missing in a layer.
+        self, worker: Worker, row: int, wanted: Interval, steps: Sequence[int], used: int = NEVER
+    ) -> list[Missing]:
+        """What of a request's load is missing in each of the worker's KV layers.
 
         Args:
             row: of the request.
@@ -60,21 +60,36 @@ class Written:
             steps: in which they may have been written.
             used: the step whose attention reads them.
         """
-        written = in_layer(self._of(worker).writes.get(row, ()), column)
-        touches = [one for one in written if one.step >= min(steps, default=0)]
-        begin = self._due(worker, column, row, wanted)
-        whole = [(begin, wanted[1])] if begin < wanted[1] else []
-        there = covered(touches)
+        slots, ran = self._of(worker), self.executed.get(worker.key, NEVER_RAN)
+        touches = [*slots.writes.get(row, ()), *slots.aimed.get(row, ())]
+        watched = bool(steps) and all(holds(ran.watched_loads, step) for step in steps)
+        alike: dict[tuple[int, ...], Missing] = {}
+        found = []
+        for column in range(len(worker.kv_layers)):
+            seen = watched and not self._blind(worker, column, steps)
+            begin = self._due(worker, column, row, wanted)
+            # In most loads all layers are touched alike.
+            key = (seen, begin, *(touch.columns >> column & 1 for touch in touches))
+            if key not in alike:
+                whole = [(begin, wanted[1])] if begin < wanted[1] else []
+                alike[key] = self._missing(worker, column, row, whole, (min(steps, default=0), used), seen)
+            found.append(alike[key])
+        return found
+
+    def _missing(
+        self, worker: Worker, column: int, row: int, whole: list[Interval], steps: Interval, seen: bool
+    ) -> Missing:
+        """Of one layer. ``steps``: the first that may have written, and the one that reads; ``seen``: a write
+        would have been."""
+        first, used = steps
+        touches = [t for t in in_layer(self._of(worker).writes.get(row, ()), column) if t.step >= first]
         in_time = covered(
             one
             for one in touches
             if one.step < used or (not one.late and (one.step == used or one.given_out))
         )
-        ran = self.executed.get(worker.key, NEVER_RAN)
-        left = subtract(whole, there)
+        left = subtract(whole, covered(touches))
         read = self._read_only(worker, column, row, left)
-        all_ran = bool(steps) and all(holds(ran.watched_loads, step) for step in steps)
-        seen = all_ran and not self._blind(worker, column, steps)
         certain = (self.known(worker) or read) and seen
         # What was written in time, too, may have been so out of sight.
         late = subtract(subtract(whole, left), in_time) if seen else []
