@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from kvtrace.trace import format as fmt
@@ -509,13 +508,17 @@ _Read = Callable[[Any], Any]
 """A value as a field's type has it, or _WRONG."""
 
 
-@cache
-def _fields(cls: Any) -> tuple[tuple[str, str, _Read], ...]:
+_known_fields: dict[type[Document], tuple[tuple[str, str, _Read], ...]] = {}
+
+
+def _fields(cls: type[Document]) -> tuple[tuple[str, str, _Read], ...]:
     """(field, key in the JSON, how it is read) of a document's class."""
-    hints = get_type_hints(cls)
-    return tuple(
-        (one.name, cls.NAMES.get(one.name, one.name), _reader(hints[one.name])) for one in fields(cls)
-    )
+    known = _known_fields.get(cls)
+    if known is None:
+        hints, names = get_type_hints(cls), [one.name for one in fields(cls)]
+        known = tuple((name, cls.NAMES.get(name, name), _reader(hints[name])) for name in names)
+        _known_fields[cls] = known
+    return known
 
 
 def _reader(hint: Any) -> _Read:
