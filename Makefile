@@ -28,11 +28,11 @@ demo: bootstrap
 
 # Engines share two cores with nobody; the other tests share them with each other.
 test: lint
-	$(VENV)/python -m pytest -m "not engine" -n 2
+	$(VENV)/python -m pytest -m "not engine" -n 2 --dist worksteal
 	$(VENV)/python -m pytest -m engine
 
 test-fast: bootstrap
-	$(VENV)/python -m pytest -m "not engine" -n 2
+	$(VENV)/python -m pytest -m "not engine" -n 2 --dist worksteal
 
 test-matrix: bootstrap
 	$(VENV)/python scripts/version_matrix.py

@@ -13,6 +13,7 @@ import sysconfig
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 # --- the package ----------------------------------------------------------------------------------
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def requirement_names(lines: list[str]) -> set[str]:
@@ -154,7 +160,7 @@ def imports(path: Path, at_load_only: bool = False) -> Iterator[str]:
             yield child
             yield from walk(child)
 
-    for node in walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -239,7 +245,7 @@ def test_no_two_classes_have_one_name() -> None:
     classes = Counter(
         node.name
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.ClassDef)
     )
     assert not [name for name, times in classes.items() if times > 1]
@@ -275,7 +281,7 @@ IN_WORDS = [*(PACKAGE / "agent").rglob("*.py"), *(PACKAGE / "ledger").glob("*/*.
 def test_the_names_are_words_of_the_field() -> None:
     assert words_of("_StillLeft") & WORDS and words_of("_pieces") & WORDS and not words_of("leftmost") & WORDS
     for path in IN_WORDS:
-        for name in (path.stem, *names_in(ast.parse(path.read_text(encoding="utf-8")))):
+        for name in (path.stem, *names_in(tree(path))):
             assert not words_of(name) & WORDS, f"{path.relative_to(ROOT)}: {name}"
 
 
@@ -292,7 +298,7 @@ def test_the_map_for_contributors_is_the_same() -> None:
 
 def test_each_room_says_what_it_takes_gives_and_may_not_do() -> None:
     for path in PACKAGE.glob("*/**/__init__.py"):
-        about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        about = ast.get_docstring(tree(path)) or ""
         starts = re.findall(r"^(Comes in|Goes out|May not): \S", about, re.MULTILINE)
         assert starts == ["Comes in", "Goes out", "May not"], str(path.relative_to(ROOT))
 
@@ -435,7 +441,7 @@ MOST_PARAMETERS = 6
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}", node
 
