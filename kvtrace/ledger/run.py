@@ -398,6 +398,7 @@ class AsyncSave:
     reported: tuple[int, ...]  # ranks of the workers that said it is finished
     missing: tuple[int, ...]
     unfinished: Mapping[str, SaveEnd]  # worker's spool ("" all) -> its end, where it did not end well
+    early: bool = False  # a worker told its end, and read it after that alone
 
 
 K = TypeVar("K")

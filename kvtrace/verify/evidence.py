@@ -254,9 +254,10 @@ def _by_layer(facts: Sequence[LoadErrorsFact]) -> dict[str, LayerError]:
     return {layer: LayerError(largest[layer], total[layer] / max(1, blocks[layer])) for layer in largest}
 
 
-def unfinished_saves(run: Run) -> list[tuple[str, SaveEnd]]:
-    """Requests whose asynchronous save did not end well, and how it ended."""
+def bad_saves(run: Run) -> list[tuple[str, str]]:
+    """Requests whose asynchronous save did not end well, or was told to be over before it was read; and
+    which of these."""
     bad = (SaveEnd.NOT_FINISHED, SaveEnd.FAILED)
-    return [
-        (str(run.requests["id"].iloc[save.request]), save.end) for save in run.async_saves if save.end in bad
-    ]
+    said = {one.request: one.end.name.lower().replace("_", " ") for one in run.async_saves if one.end in bad}
+    said |= {one.request: "told to be over before they were read" for one in run.async_saves if one.early}
+    return [(str(run.requests["id"].iloc[row]), words) for row, words in said.items()]

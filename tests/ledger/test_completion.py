@@ -67,6 +67,30 @@ def test_an_engine_that_hears_of_ends_may_hear_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reads", "early"),
+    [
+        pytest.param({0: [50, 60]}, [True], id="read after it was told alone"),
+        pytest.param({0: [30, 60]}, [False], id="begun before"),
+        pytest.param({}, [False], id="not seen"),
+        pytest.param({0: [50], 1: [50]}, [False, False], id="it may be the other's, read with it"),
+    ],
+)
+def test_a_save_that_is_told_before_it_is_read_is_early(
+    reads: dict[int, list[int]], early: list[bool]
+) -> None:
+    begun = SimpleNamespace(store=True, begun=True, t=MS, spool="", failed=False)
+    told = SimpleNamespace(store=True, begun=False, t=40 * MS, spool="w", failed=False)
+    requests: Any = [SimpleNamespace(engine=0, transfers=[begun, told]) for _ in early]
+    worker = SimpleNamespace(key=(0, "w"), spool="w", rank=0)
+    touches = {row: [SimpleNamespace(t=ms * MS) for ms in at] for row, at in reads.items()}
+    watched: Any = SimpleNamespace(
+        slots=SimpleNamespace(reads=touches), ran=SimpleNamespace(began_t=np.array([], dtype=np.int64))
+    )
+    engine: Any = SimpleNamespace(tag=0, workers=(worker,), t_last=100 * MS)
+    assert [save.early for save in settle(requests, [engine], {(0, "w"): watched})] == early
+
+
+@pytest.mark.parametrize(
     ("end", "grade", "name"),
     [
         (SaveEnd.PENDING, Grade.READ, PENDING),

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.config import STORE_FULL, STORE_SLOW
 from kvtrace.trace.format import Kind, Role, pack_head
@@ -647,6 +648,17 @@ def test_an_end_that_is_told_before_it_came_fails(end: LoadEnd, monkeypatch: pyt
     (told,) = (one for one in of_suite("quick") if one.id == "finish-told")
     verdict = told.judge(what.of(told.id), replace(what, evidence=replace(what.evidence, run=run)))
     assert verdict.answer is (Answer.FAILED if end is LoadEnd.USED_BEFORE else Answer.PROVED)
+
+
+def test_a_save_that_is_told_before_it_is_read_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = everything(Connector(), monkeypatch)
+    early = SimpleNamespace(request=0, end=SaveEnd.SAVED, early=True)
+    requests = pd.DataFrame({"id": ["kvverify-7"]})
+    run = cast(Any, SimpleNamespace(async_saves=(early,), requests=requests))
+    (told,) = (one for one in of_suite("quick") if one.id == "finish-told")
+    verdict = told.judge(what.of(told.id), replace(what, evidence=replace(what.evidence, run=run)))
+    assert verdict.answer is Answer.FAILED and "before they were read" in verdict.says
+    assert list(verdict.requests) == ["kvverify-7"]
 
 
 def damaged(

@@ -7,9 +7,9 @@ enough to have heard of it; what the end of the trace cuts off is pending.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.loads.asynchronous import ASKED
@@ -75,11 +75,33 @@ def settle(
         if save.done:
             finished[save.engine].append(save.opened)
     workers = {engine.tag: engine.workers for engine in engines}
-    untold = _untold(saves, workers, watched)
-    return [
+    untold, early = _untold(saves, workers, watched), _told_early(saves, workers, watched)
+    found = [
         _ended(save, workers.get(save.engine, ()), ends[save.engine], finished[save.engine], untold)
         for save in saves
     ]
+    return [replace(one, early=one.request in early) for one in found]
+
+
+def _told_early(
+    saves: Sequence[_Save],
+    workers: Mapping[int, Sequence[Worker]],
+    watched: Mapping[tuple[int, str], Watched],
+) -> set[int]:
+    """Rows of the requests whose end a worker told before it read any of them. What it read of several at
+    once may be another's, with the same blocks."""
+    found: set[int] = set()
+    alone: dict[tuple[int, str], Counter[int]] = {
+        key: Counter(touch.t for touches in one.slots.reads.values() for touch in touches)
+        for key, one in watched.items()
+    }
+    for save in saves:
+        for worker in workers.get(save.engine, ()):
+            told = save.ranks.get(worker.spool, 0)
+            read = [touch.t for touch in watched[worker.key].slots.reads.get(save.row, ())]
+            if told and read and min(read) > told and all(alone[worker.key][t] == 1 for t in read):
+                found.add(save.row)
+    return found
 
 
 def _untold(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
-from kvtrace.verify.evidence import unfinished_saves
+from kvtrace.verify.evidence import bad_saves
 from kvtrace.verify.observed import Asked, Observed
 from kvtrace.verify.property import Property
 from kvtrace.words import duration, percent, plural
@@ -58,12 +58,11 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
     if early:
         says = f"of {plural(len(open_loads), 'asynchronous load')} {len(early)} were told to be over early"
         return judging.failed_for(early, says)
-    late = unfinished_saves(run)
-    if late:
-        ends = sorted({end.name.lower().replace("_", " ") for _, end in late})
+    if saves := bad_saves(run):
+        says = f"of {plural(len(run.async_saves), 'asynchronous save')} {len(saves)} were "
         return failed(
-            f"of {plural(len(run.async_saves), 'asynchronous save')} {len(late)} were {', '.join(ends)}",
-            requests=[ident for ident, _ in late][: judging.MOST_NAMED],
+            says + ", ".join(sorted({end for _, end in saves})),
+            requests=[ident for ident, _ in saves][: judging.MOST_NAMED],
         )
     return proved(
         f"the engine heard of the end of {plural(len(run.async_saves), 'asynchronous save')} and "
