@@ -30,7 +30,9 @@ def ends(copied_ms: list[int], asked_ms: list[int], heard_ms: int = 0) -> list[S
     worker = SimpleNamespace(key=(0, "w"), spool="w", rank=0)
     touches = {row: [SimpleNamespace(t=ms * MS)] for row, ms in enumerate(copied_ms) if ms}
     began = np.array(asked_ms, dtype=np.int64) * MS
-    watched = SimpleNamespace(slots=SimpleNamespace(reads=touches), ran=SimpleNamespace(began_t=began))
+    watched = SimpleNamespace(
+        slots=SimpleNamespace(reads=touches, late={}), ran=SimpleNamespace(began_t=began)
+    )
     last = max([*asked_ms, 1]) * MS
     engine = SimpleNamespace(tag=0, workers=(worker,), t_last=last)
     return [save.end for save in settle(requests, [engine], {(0, "w"): watched})]  # type: ignore[list-item, dict-item]
@@ -84,7 +86,8 @@ def test_a_save_that_is_told_before_it_is_read_is_early(
     worker = SimpleNamespace(key=(0, "w"), spool="w", rank=0)
     touches = {row: [SimpleNamespace(t=ms * MS) for ms in at] for row, at in reads.items()}
     watched: Any = SimpleNamespace(
-        slots=SimpleNamespace(reads=touches), ran=SimpleNamespace(began_t=np.array([], dtype=np.int64))
+        slots=SimpleNamespace(reads=touches, late={}),
+        ran=SimpleNamespace(began_t=np.array([], dtype=np.int64)),
     )
     engine: Any = SimpleNamespace(tag=0, workers=(worker,), t_last=100 * MS)
     assert [save.early for save in settle(requests, [engine], {(0, "w"): watched})] == early

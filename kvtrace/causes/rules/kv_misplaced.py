@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import unstored
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
-from kvtrace.words import plural
+from kvtrace.words import of_all, plural
 
 CAUSE = Cause(
     id="kv-misplaced",
@@ -33,9 +33,15 @@ CAUSE = Cause(
 )
 
 
+_EARLY = "reported as finished before it was read, so that its blocks may be another request's by then"
+_NOT_BEFORE = "report a save in get_finished once all of its blocks have been read, not when it is queued"
+
+
 def rule(case: Case) -> Results:
     hit = case.affected(CAUSE)
     if hit:
+        saves = case.run.async_saves
+        early = sum(one.early for one in saves)
         yield case.finding(
             CAUSE,
             f"The save hooks read other slots than those of {plural(len(hit), 'request')}.",
@@ -44,7 +50,9 @@ def rule(case: Case) -> Results:
                 "all or some of their slots were never read, and the calls that were to read them read "
                 "others: of no request, or of other positions, requests or layers; what they did read of "
                 "these tokens stands for others",
+                *([f"{_EARLY}: {of_all(early, len(saves), 'asynchronous save')}"] if early else []),
             ],
+            remedy=[*([_NOT_BEFORE] if early else []), CAUSE.remedy],
             events=case.events(CAUSE, "other slots were read in their place"),
             headline="the save hooks read other slots than those of their tokens",
         )

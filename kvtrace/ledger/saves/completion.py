@@ -88,8 +88,8 @@ def _told_early(
     workers: Mapping[int, Sequence[Worker]],
     watched: Mapping[tuple[int, str], Watched],
 ) -> set[int]:
-    """Rows of the requests whose end a worker told before it read any of them. What it read of several at
-    once may be another's, with the same blocks."""
+    """Rows of the requests whose end a worker told before it read any of them, or that it read once their
+    blocks were another's. What it read of several at once may be another's, with the same blocks."""
     found: set[int] = set()
     alone: dict[tuple[int, str], Counter[int]] = {
         key: Counter(touch.t for touches in one.slots.reads.values() for touch in touches)
@@ -97,9 +97,10 @@ def _told_early(
     }
     for save in saves:
         for worker in workers.get(save.engine, ()):
-            told = save.ranks.get(worker.spool, 0)
-            read = [touch.t for touch in watched[worker.key].slots.reads.get(save.row, ())]
-            if told and read and min(read) > told and all(alone[worker.key][t] == 1 for t in read):
+            told, slots = save.ranks.get(worker.spool, 0), watched[worker.key].slots
+            read = [touch.t for touch in slots.reads.get(save.row, ())]
+            after = bool(read) and min(read) > told and all(alone[worker.key][t] == 1 for t in read)
+            if told and (after or save.row in slots.late):
                 found.add(save.row)
     return found
 
