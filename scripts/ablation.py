@@ -143,8 +143,6 @@ RULES: tuple[Rule, ...] = (
                 "saves.pairs:other_slots",
                 _made(f"{_LEDGER}.saves.useless_reads:OtherSlots"),
             ),
-            ("saves: the null block first", "saves.useless_reads:_Layer.begins_with_null", _false),
-            ("saves: no first block", "saves.useless_reads:_Layer.without_first", _false),
             ("slots: read in part", "slots.resolve:_Resolver._in_part", lambda *_: set()),
             ("saves: other KV that came in time", "loads.outcome:Arrived.other_kv", True),
             ("saves: other slots than named", "saves.calls:read_elsewhere", _false),

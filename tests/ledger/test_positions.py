@@ -14,9 +14,7 @@ from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.saves import pairs
 from kvtrace.ledger.saves.calls import Call
-from kvtrace.ledger.slots.accounts import Account
 from kvtrace.terms import Grade
 from kvtrace.trace.facts import Limit, WatchLimitsFact
 from kvtrace.trace.format import Fact, Flag
@@ -709,35 +707,6 @@ def test_the_null_block_alone_pads_steps_that_store_nothing(tmp_path: Path) -> N
     sim.read("c", 0, 32)
     sim.finish("c", 32)
     assert alike(sim, "c") == {(0, 32): SAVED}
-
-
-@pytest.mark.parametrize(("start", "grade"), [(BLOCK, "READ"), (0, "WRITTEN")])
-def test_bytes_at_rest_prove_nothing_without_a_first_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, grade: str
-) -> None:
-    """As many came to rest as were read, and whose they are nobody knows: not of another request either."""
-    monkeypatch.setitem(pairs._ENDS, Account.OPEN, (SaveEnd.SAVED, Grade.WRITTEN))
-    sim = cache(tmp_path)
-    for request, first in (("a", start), ("b", 0)):
-        prefill(sim, request, 0, 64, unreadable=True)
-        sim.read(request, first, 64)
-        sim.finish(request, 64)
-    assert alike(sim, "a")[start, 64] == alike(sim, "b")[0, 64] == f"saved {grade}"
-
-
-@pytest.mark.parametrize(("start", "fate"), [(BLOCK, MISPLACED), (0, SAVED)])
-def test_the_null_block_in_first_blocks_places(tmp_path: Path, start: int, fate: str) -> None:
-    """Places in the table, taken for block numbers, begin with it. Lists that it fills up end with it, and
-    who is not in them is left out by choice."""
-    sim = cache(tmp_path)
-    for request in "ab":
-        prefill(sim, request, 0, 64, unreadable=True)
-        sim.touch_all([*range(BLOCK), *sim.slots(request, start, 64)])
-        sim.finish(request, 64)
-    prefill(sim, "c", 0, 64, unreadable=True)
-    sim.finish("c", 64)
-    assert alike(sim, "a") == alike(sim, "b") == {(0, 64): fate}
-    assert MISPLACED not in alike(sim, "c").values()
 
 
 def test_the_next_layer_is_read_with_each_one(tmp_path: Path) -> None:

@@ -300,18 +300,12 @@ class WorkerCalls:
             for touch in touches:
                 row = bisect_right(steps, touch.step) - 1
                 lag = touch.step - steps[row]
-                if row < 0 or lag <= most or touch.background or self._read_null(touch.step):
+                if row < 0 or lag <= most or touch.background:
                     continue
                 late = intersect(list(touch.positions), self.stores.named[at[row]][request])
                 if late and subtract(late, _read_before(touch, touches)):
                     most = lag
         return most
-
-    def _read_null(self, step: int) -> bool:
-        """Whether the null block was read in a step, which is in no block table: by wrong numbers, so that
-        what else was read with it says nothing of whose it is."""
-        columns = self._layers if not self._windows else ()
-        return any(self._slots.amount(step, column).null >= self._block for column in columns)
 
     @cached_property
     def _latest_read(self) -> int:

@@ -313,7 +313,7 @@ def _reads(
         for row, read in reads:
             for part in _told_apart(read, others):
                 pairs = part.pairs << first
-                unnamed = others.doubt or bool(pairs & otherwise) or requests[row].gave_back(part.step)
+                unnamed = bool(pairs & otherwise) or requests[row].gave_back(part.step)
                 found[row].append(replace(part, pairs=pairs, unnamed=unnamed))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}

@@ -40,13 +40,10 @@ class OtherSlots:
         steps: -> the layers, a bit each, whose reads in that step stand for other tokens.
         missed: (step, row of a request, layer) -> positions that the step computed and in whose place others
             were read.
-        doubt: whether any request was read without its first block: keys go by beginnings, so that whose
-            these reads are is not known. Blocks are the same in all layers: the first one tells.
     """
 
     steps: Mapping[int, int] = field(default_factory=dict)
     missed: Mapping[tuple[int, int, int], Sequence[Interval]] = field(default_factory=dict)
-    doubt: bool = False
 
 
 def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engine) -> OtherSlots:
@@ -64,7 +61,6 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
     one_kind = len(engine.facts.kv_groups) < 2 and not windows_of(engine, watched.worker)
     columns = len(watched.worker.kv_layers) if one_kind else 0
     layers = [_Layer(slots, begun, column, size) for column in range(columns)]
-    doubt = any(layer.without_first(computing[step]) for layer in layers[:1] for step in settled)
     read_in: dict[int, list[int]] = defaultdict(list)
     for step, at in slots.amounts:
         if step in computing:
@@ -75,8 +71,6 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
         useless = {
             step for step in read if _useless(slots, requests, step, column) + again.get(step, 0) >= size
         }
-        null = {step for step in read if layer.begins_with_null(step, computing[step])}
-        useless |= null if len(null) > 1 else set()
         if not useless:
             continue
         odd = {step: found for step in read if (found := layer.unread(computing[step], True))}
@@ -96,7 +90,7 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
     for step, column in slots.amounts:
         if column in slots.off:
             steps[step] |= 1 << column
-    return OtherSlots(dict(steps), missed, doubt)
+    return OtherSlots(dict(steps), missed)
 
 
 def _computing(
@@ -181,15 +175,6 @@ class _Layer:
     def begun(self, chunks: Iterable[tuple[int, ComputedChunk]]) -> list[tuple[int, ComputedChunk]]:
         """Those of requests of which anything was read."""
         return [one for one in chunks if in_layer(self._slots.reads.get(one[0], ()), self._column)]
-
-    def begins_with_null(self, step: int, chunks: Iterable[tuple[int, ComputedChunk]]) -> bool:
-        """Whether a step read the null block, and not what is in front of all that it read of a request. Who
-        fills lists of blocks up with it reads the first ones as well."""
-        return self._slots.amount(step, self._column).null >= self._size and self.without_first(chunks)
-
-    def without_first(self, chunks: Iterable[tuple[int, ComputedChunk]]) -> bool:
-        """Whether anything was read of a request, and its first block never."""
-        return any(parts[0][0] == 0 for parts in self.unread(self.begun(chunks), True).values())
 
     def unread(self, chunks: Iterable[tuple[int, ComputedChunk]], odd: bool) -> Holes:
         """Whole blocks that chunks completed and that were never read.

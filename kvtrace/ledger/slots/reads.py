@@ -57,14 +57,12 @@ class Amounts(NamedTuple):
             already.
         blank: of these, slots of blocks that no request holds, the null block left out (it pads); nothing of
             a layer that shares its bytes with another one.
-        null: slots of the null block.
         repeated: slots that had been read in that step already.
     """
 
     read: int = 0
     useless: int = 0
     blank: int = 0
-    null: int = 0
     repeated: int = 0
 
     def plus(self, other: Amounts) -> Amounts:

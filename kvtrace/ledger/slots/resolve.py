@@ -332,7 +332,7 @@ class _Resolver:
         else:
             repeated, blank = self._repeated_in(layers, slots), owned.nobodys - owned.null
             useless = owned.nobodys + owned.early + repeated
-            found = Amounts(read, useless, blank, owned.null, repeated)
+            found = Amounts(read, useless, blank, repeated)
         self._amounts[step, layers] = self._amounts[step, layers].plus(found)
 
     def _off(self) -> set[int]:
