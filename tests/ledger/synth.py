@@ -620,13 +620,14 @@ class Sim:
             w.add(*rows.BlockPrints(head, w.name(request), self.step_id, first + at, *four))
 
     def of_layers(
-        self, request: str, numbers: Sequence[Sequence[int]], first: int = 0, rank: int = 0
+        self, request: str, numbers: Sequence[Sequence[int]], first: int = 0, rank: int = 0, group: int = 0
     ) -> None:
         """Fingerprints of single layers, of a request's blocks from place ``first`` on, at the end of the
-        latest step. ``numbers``: of each block, one a layer (up to 9)."""
+        latest step. ``numbers``: of each block, one a layer of the group (up to 9)."""
         w = self.workers[rank]
-        head = pack_head(Kind.LAYERS, Role.WORKER)
-        layer_set = w.name(json.dumps([w.name(name) for name in self.layer_names]))
+        head = pack_head(Kind.LAYERS, Role.WORKER, detail=group)
+        names = [name for at, name in enumerate(self.layer_names) if self.group_of[at] == group]
+        layer_set = w.name(json.dumps([w.name(name) for name in names]))
         for place, own in enumerate(numbers, first):
             nine = [*own, *[0] * rows.NUMBERS][: rows.NUMBERS]
             words = [

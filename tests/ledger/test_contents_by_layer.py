@@ -62,6 +62,20 @@ def test_what_stands_in_the_wrong_layers_is_said(tmp_path: Path, numbers: list[i
     assert why(run)[0].endswith(f": {said}")
 
 
+def test_layers_of_another_kv_cache_group_are_named(tmp_path: Path) -> None:
+    made = Cache(tmp_path, layers=LAYERS, groups=[(BLOCK, [0, 2]), (BLOCK, [1, 3])])
+    made.computes("a", [5, 6, 7, 8])
+    made.sim.prints("a", [15, 16, 17, 18], group=1)
+    for group in (0, 1):
+        made.sim.of_layers("a", [of_block[group::2] for of_block in RIGHT], group=group)
+    made.loads("b", [5, 99, 7])
+    made.sim.prints("b", [15, 16, 17], group=1)
+    made.sim.of_layers("b", [RIGHT[0][::2], RIGHT[1][1::2], RIGHT[2][::2]])
+    run = made.run()
+    assert why(run)[0].endswith(": layers 0, 2 hold the KV of layers 1, 3")
+    assert wrong(run) == 2 * BLOCK and layers(run) == made.sim.layer_names[::2]
+
+
 @pytest.mark.parametrize(
     "numbers",
     [

@@ -4,6 +4,8 @@ of 21 bits each.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -14,7 +16,7 @@ _MOST_NAMED = 8
 
 
 class Differing(NamedTuple):
-    """``layers``: by number, None where it may be all of them, as not every layer's number is known.
+    """``layers``: by their order in the shape, None where it may be all of them, as not every one is known.
     ``said``: what is in them. ``exchanged``: they hold what other layers computed."""
 
     layers: frozenset[int] | None
@@ -23,15 +25,28 @@ class Differing(NamedTuple):
 
 
 class ByLayer:
-    """The blocks of all workers of one shape."""
+    """The blocks of all workers of one shape. ``others``: those of the same ranks' other KV cache groups with
+    blocks of the same size."""
 
-    def __init__(self, workers: Sequence[Printed]) -> None:
-        self._workers, self._count = workers, len(workers[0].shape.layers)
+    def __init__(self, workers: Sequence[Printed], others: Sequence[Printed] = ()) -> None:
+        self._workers, self._others = workers, others
+        self._layers = numbered(workers[0].shape.layers)
+        self._in_order = self._layers == list(range(len(self._layers)))
 
     @cached_property
     def _numbers(self) -> Mapping[tuple[int, int, int], Numbers]:
         """Asked for where a block is wrong: they are many."""
         return {block: numbers for one in self._workers for block, numbers in one.numbers().items()}
+
+    @cached_property
+    def _in_others(self) -> Mapping[tuple[int, int], Mapping[int, int]]:
+        """(row, begin) of a block -> the numbers of the other groups' layers, each with its layer."""
+        found: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        for one in self._others:
+            layers = numbered(one.shape.layers)
+            for (row, start, _), numbers in one.numbers().items():
+                found[row, start] |= {value: layers[at] for at, value in numbers.items() if value}
+        return found
 
     def of(self, block: Block) -> Numbers:
         """Its numbers, as far as there are any."""
@@ -40,18 +55,19 @@ class ByLayer:
     def differing(self, block: Block, computed: Iterable[Block]) -> Differing:
         """Which layers of a loaded block are not what the same tokens computed to, and what is in them."""
         own = self.of(block)
-        found: list[tuple[list[int], Numbers]] = []
+        found: list[tuple[list[int], Numbers, Block]] = []
         for one in computed:
             right = self.of(one)
-            layers = [layer for layer in sorted(own) if own[layer] != right.get(layer)]
-            if len(own) == len(right) == self._count and layers:
-                found.append((layers, right))
+            layers = [at for at in sorted(own) if own[at] != right.get(at)]
+            if len(own) == len(right) == len(self._layers) and layers:
+                found.append((layers, right, one))
         if not found:
             return Differing(None)
-        layers, right = min(found, key=lambda one: len(one[0]))
-        of_whom = {right[layer]: layer for layer in sorted(right, reverse=True) if right[layer]}
-        held = {layer: of_whom[own[layer]] for layer in layers if own[layer] in of_whom}
-        return Differing(frozenset(layers), self._said(layers, held), bool(held))
+        layers, right, of = min(found, key=lambda one: len(one[0]))
+        whose = {**self._in_others.get((of.row, of.start), {})}
+        whose |= {right[at]: self._layers[at] for at in sorted(right, reverse=True) if right[at]}
+        held = {self._layers[at]: whose[own[at]] for at in layers if own[at] in whose}
+        return Differing(frozenset(layers), self._said([self._layers[at] for at in layers], held), bool(held))
 
     def _said(self, layers: Sequence[int], held: Mapping[int, int]) -> str:
         if not held:
@@ -72,10 +88,18 @@ class ByLayer:
         return f"{first} {hold} the KV of layer{'s' if len(layers) > 1 else ''} {whose}{more}"
 
     def _called(self, layers: Sequence[int]) -> str:
-        """Numbers from 0, in the order of the model."""
-        some = ", ".join(str(layer) for layer in layers[:_MOST_NAMED])
+        """By their numbers in the model."""
+        some = ", ".join(map(str, layers[:_MOST_NAMED]))
         more = " ..." if len(layers) > _MOST_NAMED else ""
-        return f"layer{'s' if len(layers) > 1 else ''} {some}{more} of {self._count}"
+        of_all = f" of {len(self._layers)}" * self._in_order
+        return f"layer{'s' if len(layers) > 1 else ''} {some}{more}{of_all}"
+
+
+def numbered(names: Sequence[str]) -> list[int]:
+    """The layers' numbers in the model, as their names have it; else by their order."""
+    found = [re.search(r"\d+", name) for name in names]
+    numbers = [int(one[0]) for one in found if one]
+    return numbers if len({*numbers}) == len(names) else list(range(len(names)))
 
 
 def _key(block: Block) -> tuple[int, int, int]:

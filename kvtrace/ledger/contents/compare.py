@@ -111,17 +111,14 @@ def compare(
             bit each.
     """
     prefixes = _Prefixes(requests)
-    shapes: dict[Shape, list[Printed]] = defaultdict(list)
-    for one in workers:
-        shapes[one.shape].append(one)
     wrong: dict[int, list[Wrong]] = defaultdict(list)
     proved: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     sharing: dict[tuple[int, int], Sequence[tuple[int, int]]] = {}
     blocks: Counter[str] = Counter()
     same_before = remaining(workers, places) if places is not None else set()
     alone = unwritten_blocks(workers, places, written) if places is not None else {}
-    for shape, alike in shapes.items():
-        judge = _Judge(shape, alike, requests, prefixes)
+    for shape in dict.fromkeys(one.shape for one in workers):
+        judge = _Judge(shape, workers, requests, prefixes)
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
             if savers and pairs & ~written.get(block.row, 0) and (pairs, block) in same_before:
@@ -279,11 +276,13 @@ class _Judge:
     """The blocks of all workers of one shape."""
 
     def __init__(
-        self, shape: Shape, workers: Sequence[Printed], requests: Sequence[Request], prefixes: _Prefixes
+        self, shape: Shape, every: Sequence[Printed], requests: Sequence[Request], prefixes: _Prefixes
     ) -> None:
+        workers = [one for one in every if one.shape == shape]
+        others = [one for one in every if one.shape != shape and one.shape[:3] == shape[:3]]
         self._workers, self._requests, self._prefixes = workers, requests, prefixes
         self._telling = len(shape.layers) > 1
-        self.by_layer = ByLayer(workers)
+        self.by_layer = ByLayer(workers, others)
         self._pairs = {one.engine: one.pairs for one in workers}
         self._computed: dict[tuple[int, int], list[Block]] = defaultdict(list)
         """(row, end) -> as it was computed, in the order of the steps."""
