@@ -77,6 +77,22 @@ def test_layers_of_another_kv_cache_group_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([41, 42, 43, 44], "layers 0, 1, 2, 3 of 4 hold the KV of rank 1"),
+        ([21, 22, 43, 44], "layers 2, 3 of 4 hold the KV of rank 1"),
+        ([21, 22, 44, 99], "layer 2 of 4 holds the KV of layer 3 of rank 1, layer 3 of 4 other KV"),
+    ],
+)
+def test_kv_of_another_rank_is_named(tmp_path: Path, layers: list[int], said: str) -> None:
+    made = Cache(tmp_path, layers=LAYERS, tp=2).computes("a", [5, 6, 7, 8])
+    made.sim.of_layers("a", RIGHT)
+    made.sim.prints("a", [15, 16, 17, 18], rank=1)
+    made.sim.of_layers("a", [[1, 2, 3, 4], [41, 42, 43, 44]], rank=1)
+    assert why(loads(made, [5, 99, 7], [RIGHT[0], layers, RIGHT[2]]))[0].endswith(f": {said}")
+
+
+@pytest.mark.parametrize(
     "numbers",
     [
         [[1, 2, 3, 3], [4, 5, 6, 7], [7, 8, 9, 10]],  # once: it may be chance

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,13 +24,23 @@ class Differing(NamedTuple):
     exchanged: bool = False
 
 
+class Whose(NamedTuple):
+    """A layer on a rank (of tensor parallelism)."""
+
+    rank: int
+    layer: int
+
+
 class ByLayer:
-    """The blocks of all workers of one shape. ``others``: those of the same ranks' other KV cache groups with
-    blocks of the same size."""
+    """The blocks of all workers of one shape. ``others``: those of other ranks and KV cache groups, of the
+    same size."""
 
     def __init__(self, workers: Sequence[Printed], others: Sequence[Printed] = ()) -> None:
-        self._workers, self._others = workers, others
-        self._layers = numbered(workers[0].shape.layers)
+        shape = workers[0].shape
+        self._workers, self._rank = workers, shape.rank[0]
+        # what stands last counts: the layers of the same rank
+        self._others = sorted(others, key=lambda one: one.shape.rank[0] == self._rank)
+        self._layers = numbered(shape.layers)
         self._in_order = self._layers == list(range(len(self._layers)))
 
     @cached_property
@@ -39,13 +49,15 @@ class ByLayer:
         return {block: numbers for one in self._workers for block, numbers in one.numbers().items()}
 
     @cached_property
-    def _in_others(self) -> Mapping[tuple[int, int], Mapping[int, int]]:
-        """(row, begin) of a block -> the numbers of the other groups' layers, each with its layer."""
-        found: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    def _in_others(self) -> Mapping[tuple[int, int], Mapping[int, Whose]]:
+        """(row, begin) of a block -> the numbers of the others' layers, each with whose it is."""
+        found: dict[tuple[int, int], dict[int, Whose]] = defaultdict(dict)
         for one in self._others:
-            layers = numbered(one.shape.layers)
+            layers, rank = numbered(one.shape.layers), one.shape.rank[0]
             for (row, start, _), numbers in one.numbers().items():
-                found[row, start] |= {value: layers[at] for at, value in numbers.items() if value}
+                found[row, start] |= {
+                    value: Whose(rank, layers[at]) for at, value in numbers.items() if value
+                }
         return found
 
     def of(self, block: Block) -> Numbers:
@@ -64,28 +76,34 @@ class ByLayer:
         if not found:
             return Differing(None)
         layers, right, of = min(found, key=lambda one: len(one[0]))
-        whose = {**self._in_others.get((of.row, of.start), {})}
-        whose |= {right[at]: self._layers[at] for at in sorted(right, reverse=True) if right[at]}
+        whose = {
+            right[at]: Whose(self._rank, self._layers[at]) for at in sorted(right, reverse=True) if right[at]
+        }
+        if any(own[at] not in whose for at in layers):
+            whose = {**self._in_others.get((of.row, of.start), {}), **whose}
         held = {self._layers[at]: whose[own[at]] for at in layers if own[at] in whose}
         return Differing(frozenset(layers), self._said([self._layers[at] for at in layers], held), bool(held))
 
-    def _said(self, layers: Sequence[int], held: Mapping[int, int]) -> str:
+    def _said(self, layers: Sequence[int], held: Mapping[int, Whose]) -> str:
         if not held:
             return f"{self._called(layers)} differ{'s' if len(layers) == 1 else ''}"
-        found = self._exchanged(held)
+        ranks = {one.rank for one in held.values()}
+        found = self._exchanged({at: one.layer for at, one in held.items()}, ranks - {self._rank})
         rest = [layer for layer in layers if layer not in held]
         return f"{found}, {self._called(rest)} other KV" if rest else found
 
-    def _exchanged(self, held: Mapping[int, int]) -> str:
-        """``held``: a layer -> the one whose KV it holds."""
+    def _exchanged(self, held: Mapping[int, int], ranks: Set[int]) -> str:
+        """``held``: a layer -> the one whose KV it holds, of these other ``ranks``, if any."""
         layers = sorted(held)
-        if len(layers) == 2 and held == {layers[0]: layers[1], layers[1]: layers[0]}:
+        of_rank = " of rank " + ", ".join(map(str, sorted(ranks))) if ranks else ""
+        if len(layers) == 2 and not ranks and held == {layers[0]: layers[1], layers[1]: layers[0]}:
             return f"{self._called(layers)}: each holds the other's KV"
-        first = self._called(layers)
+        first, hold = self._called(layers), "hold" if len(layers) > 1 else "holds"
+        if of_rank and all(at == layer for at, layer in held.items()):
+            return f"{first} {hold} the KV{of_rank}"
         whose = ", ".join(str(held[layer]) for layer in layers[:_MOST_NAMED])
         more = " ..." if len(layers) > _MOST_NAMED else ""
-        hold = "hold" if len(layers) > 1 else "holds"
-        return f"{first} {hold} the KV of layer{'s' if len(layers) > 1 else ''} {whose}{more}"
+        return f"{first} {hold} the KV of layer{'s' if len(layers) > 1 else ''} {whose}{more}{of_rank}"
 
     def _called(self, layers: Sequence[int]) -> str:
         """By their numbers in the model."""

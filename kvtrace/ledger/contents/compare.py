@@ -279,7 +279,7 @@ class _Judge:
         self, shape: Shape, every: Sequence[Printed], requests: Sequence[Request], prefixes: _Prefixes
     ) -> None:
         workers = [one for one in every if one.shape == shape]
-        others = [one for one in every if one.shape != shape and one.shape[:3] == shape[:3]]
+        others = [one for one in every if one.shape != shape and one.shape[1:3] == shape[1:3]]
         self._workers, self._requests, self._prefixes = workers, requests, prefixes
         self._telling = len(shape.layers) > 1
         self.by_layer = ByLayer(workers, others)
