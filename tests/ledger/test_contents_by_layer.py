@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from test_contents import BLOCK, Cache, lost, why
 
+from kvtrace.causes import diagnose
 from kvtrace.ledger import Run
 from kvtrace.ledger.ends import LoadEnd
 
@@ -60,6 +61,22 @@ def test_exactly_the_layers_with_wrong_kv_are_named(tmp_path: Path) -> None:
 def test_what_stands_in_the_wrong_layers_is_said(tmp_path: Path, numbers: list[int], said: str) -> None:
     run = loads(cache(tmp_path), [5, 99, 7], [RIGHT[0], numbers, RIGHT[2]])
     assert why(run)[0].endswith(f": {said}")
+
+
+@pytest.mark.parametrize(
+    ("prints", "numbers", "remedy"),
+    [
+        ([5, 99, 7], [RIGHT[0], [21, 22, 24, 23], RIGHT[2]], "Store and load each layer under its own name"),
+        ([5, 7, 6], [], "Check which block of the request each loaded one goes to"),
+        ([5, 8, 8], [], "Check which block of the request each loaded one goes to"),
+    ],
+)
+def test_what_the_kv_is_has_its_own_remedy(
+    tmp_path: Path, prints: list[int], numbers: list[list[int]], remedy: str
+) -> None:
+    diagnosis = diagnose(loads(cache(tmp_path), prints, numbers))
+    (found,) = (one for one in diagnosis.findings if one.id == "kv-load-wrong")
+    assert found.remedy[0].startswith(remedy) and found.remedy[-1].startswith("Check the key")
 
 
 def test_layers_of_another_kv_cache_group_are_named(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from kvtrace.causes.diagnosis import RuledOut
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.contents.compare import EQUAL, NOT_COMPARED, WRONG
+from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
+from kvtrace.ledger.contents.compare import ANOTHER_PROMPT, EQUAL, NOT_COMPARED, SAME_PROMPT, TWICE, WRONG
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
@@ -28,6 +29,23 @@ CAUSE = Cause(
 )
 
 
+_BY_NAME = "store and load each layer under its own name, not by its place in a group or in a list"
+_BY_WORDS = (
+    (OF_RANK, "give each rank a place of its own: the rank belongs into the key, or the file's name"),
+    (OF_LAYER, _BY_NAME),
+    (EXCHANGED, _BY_NAME),
+    (
+        SAME_PROMPT,
+        "check which block of the request each loaded one goes to: they begin behind what the GPU's prefix "
+        "cache gave (num_computed_tokens of the lookup), in the order of the block table",
+    ),
+    (
+        ANOTHER_PROMPT,
+        "make the key of all tokens up to the end of what it names, with the request's salt and adapter",
+    ),
+    (TWICE, "go on to the next block of the store, and of the request, with each one"),
+)
+"""What the fingerprints say in these words has its own remedy."""
 VERIFIED = "kv-verified"
 """What stands among the rule-outs where loads were compared, and equal."""
 
@@ -40,6 +58,8 @@ def rule(case: Case) -> Results:
     compared = f"{of_all(equal, equal + unequal + unknown, 'loaded block')}"
     if wrong:
         lost = loads.tokens(case, wrong, CAUSE)
+        said = " ".join(loads.reasons(wrong, CAUSE))
+        remedies = dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said)
         what = plural(lost, "token") if lost else "Layers of tokens that another finding counts"
         yield loads.finding(
             case,
@@ -50,6 +70,7 @@ def rule(case: Case) -> Results:
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
                 *loads.reasons_and_places(wrong, CAUSE),
             ],
+            remedy=[*remedies, CAUSE.remedy],
             headline="loaded KV is not what its tokens compute to",
         )
     elif equal and not unequal:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from kvtrace.ledger.contents.prints import Block, Numbers, Printed
 
+OF_LAYER, OF_RANK, EXCHANGED = "the KV of layer", " of rank ", "each holds the other's KV"
+"""Words of what is said of layers that hold the KV of others."""
 _MOST_NAMED = 8
 
 
@@ -95,15 +97,15 @@ class ByLayer:
     def _exchanged(self, held: Mapping[int, int], ranks: Set[int]) -> str:
         """``held``: a layer -> the one whose KV it holds, of these other ``ranks``, if any."""
         layers = sorted(held)
-        of_rank = " of rank " + ", ".join(map(str, sorted(ranks))) if ranks else ""
+        of_rank = OF_RANK + ", ".join(map(str, sorted(ranks))) if ranks else ""
         if len(layers) == 2 and not ranks and held == {layers[0]: layers[1], layers[1]: layers[0]}:
-            return f"{self._called(layers)}: each holds the other's KV"
+            return f"{self._called(layers)}: {EXCHANGED}"
         first, hold = self._called(layers), "hold" if len(layers) > 1 else "holds"
         if of_rank and all(at == layer for at, layer in held.items()):
             return f"{first} {hold} the KV{of_rank}"
         whose = ", ".join(str(held[layer]) for layer in layers[:_MOST_NAMED])
         more = " ..." if len(layers) > _MOST_NAMED else ""
-        return f"{first} {hold} the KV of layer{'s' if len(layers) > 1 else ''} {whose}{more}{of_rank}"
+        return f"{first} {hold} {OF_LAYER}{'s' if len(layers) > 1 else ''} {whose}{more}{of_rank}"
 
     def _called(self, layers: Sequence[int]) -> str:
         """By their numbers in the model."""

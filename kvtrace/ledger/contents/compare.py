@@ -93,6 +93,12 @@ class Contents:
         return _by_row(found)
 
 
+SAME_PROMPT, ANOTHER_PROMPT, TWICE = (
+    "the same prompt",
+    "another prompt",
+    "hold the same KV as the tokens from",
+)
+"""Words of what is said of blocks that hold other tokens' KV."""
 EQUAL, WRONG, NOT_COMPARED = "equal", "wrong", "not compared"
 ALTERED = "altered"
 
@@ -362,8 +368,8 @@ class _Judge:
                 continue  # equal tokens have other digests there: it may be the same prompt
             same = self._prefixes.digest(one.row, block.end) == digest != 0
             begins = self._prefixes.digest(block.row, one.end) == own != 0
-            other = f"another prompt ({self._requests[one.row].id})"
-            whose = "the same prompt" if one.row == block.row or same or begins else other
+            other = f"{ANOTHER_PROMPT} ({self._requests[one.row].id})"
+            whose = SAME_PROMPT if one.row == block.row or same or begins else other
             of_whom = f"tokens {one.start}-{one.end} of {whose}"
             said = f"tokens {block.start}-{block.end} hold what {of_whom} computed to"
             return _Why(said, whose=((one.row, self.pairs_of(one.row)), (one.start, one.end)))
@@ -373,7 +379,7 @@ class _Judge:
         first = self._in_step[block.row, block.step, block.value]
         if block.value == ZEROES or first == block.start:
             return None
-        return _Why(f"tokens {block.start}-{block.end} hold the same KV as the tokens from {first} on")
+        return _Why(f"tokens {block.start}-{block.end} {TWICE} {first} on")
 
     def _nobody_s(self, block: Block) -> str | None:
         digest = self._prefixes.digest(block.row, block.end)
