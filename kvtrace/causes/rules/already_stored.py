@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kvtrace.causes.case import CaseRequest, kept_before, stored_before
 from kvtrace.causes.evidence.loads import missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
-from kvtrace.causes.evidence.prompts import answered, held
+from kvtrace.causes.evidence.prompts import answered
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
@@ -38,15 +38,18 @@ _MOST_ALIKE = 32
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     if span.phase == "decode":
         return []
-    end_held = held(case, case.requests[span.request])
-    return [(start, min(end, end_held)) for start, end in unclaimed if start < end_held]
+    request = case.requests[span.request]
+    return intersect(unclaimed, union([(0, answered(request)), *_there_before(case, request)]))
 
 
 def claim_unread(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Of what the save hook was given and did not read: what earlier requests with these tokens were given,
     and is not known to be lost of all of them. The worker may well look whether a key is there."""
-    request = case.requests[span.request]
-    return intersect(unclaimed, case.once(("there before", request.row), lambda: _there(case, request)))
+    return intersect(unclaimed, _there_before(case, case.requests[span.request]))
+
+
+def _there_before(case: Case, request: CaseRequest) -> list[Interval]:
+    return case.once(("there before", request.row), lambda: _there(case, request))
 
 
 def _there(case: Case, request: CaseRequest) -> list[Interval]:
@@ -56,7 +59,9 @@ def _there(case: Case, request: CaseRequest) -> list[Interval]:
         alike = offered[request.engine, digest]
         end = bisect_left(alike, _began(request), key=_began)
         for one in alike[max(0, end - _MOST_ALIKE) : end]:
-            found += subtract([(0, min(one.stored_end, tokens))], union(one.lost))
+            kept = [(max(0, entry.start), min(entry.end, entry.available)) for entry in one.entries]
+            kept = [(0, one.taken)] if one.taken is not None else kept
+            found += subtract(intersect(union(kept), [(0, tokens)]), union(one.lost))
     return union(found)
 
 
