@@ -97,7 +97,7 @@ class LoadEnd(IntEnum):
     WRONG = 13
     """Written, with KV that is not what these tokens compute to."""
     ALTERED = 14
-    """Written, as other numbers than were stored: no other KV that is known."""
+    """Written, as other numbers than were computed: no other KV that is known."""
 
 
 NOT_ARRIVED = (

@@ -22,6 +22,8 @@ DIRECTORY, DATABASE, PEERS, CONFIGURED = "directory", "database", "peer", "confi
 _KIND = {Way.FILE: DIRECTORY, Way.SHARED_MEMORY: DIRECTORY, Way.SQLITE: DATABASE, Way.SOCKET: PEERS}
 _LEAST_DEPTH = 2
 """Parts of a path above which a common directory says nothing: ``/``, ``/home``."""
+_LEAST_SENT = 0.001
+"""Of what another peer got: one that got less was sent no KV, but questions and acknowledgements."""
 
 
 def places(scans: Sequence[SpoolScan], engines: Sequence[Engine], rest: RestFile) -> list[Place]:
@@ -74,8 +76,9 @@ def _directories(
 
 
 def _others(wrote: Mapping[tuple[str, str], int], lies: Mapping[str, RestingFile]) -> Iterable[Place]:
+    most = max((size for (kind, _), size in wrote.items() if kind == PEERS), default=0)
     for (kind, name), size in wrote.items():
-        if kind != DIRECTORY:
+        if kind != DIRECTORY and not (kind == PEERS and size < most * _LEAST_SENT):
             yield Place(kind, name, size=(lies[name].size if name in lies else None) or size)
 
 

@@ -42,8 +42,9 @@ def where(report: Report) -> str:
             return f"Stored in {'; '.join(shown)}{more}."
         return "Where to was not seen: no file, no database, no socket."
     nothing = _nothing(report)
-    if shown:
-        return f"{nothing} Written to {'; '.join(shown)}{more}."
+    if shown:  # of a database it is not seen whether anything was written
+        verb = "Opened" if {one["kind"] for one in there} == {"database"} else "Written to"
+        return f"{nothing} {verb} {'; '.join(shown)}{more}."
     configured = listed((clean(one["name"], 100) for one in written), 2)
     return f"{nothing} Configured is {configured}." if configured else nothing
 
@@ -233,7 +234,7 @@ def loaded(report: Report) -> str:
     share = f" ({percent(came, whole)})" if came else ""
     alone = ledger.get("grades", {}).get(LOADED, {}).keys() == {"declared"}
     by_report = ", by the connector's report alone" if came and alone else ""
-    numbers = f", {count(other_numbers)} as other numbers than were stored" if other_numbers else ""
+    numbers = f", {count(other_numbers)} as other numbers than were computed" if other_numbers else ""
     said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}{by_report}{numbers}"
     return f"{said}; {', '.join(rest)}." if rest else f"{said}."
 

@@ -22,7 +22,7 @@ _POLICY = (
 _ROOM = "a quota may have dropped it, give the store room for all of verify's prompts"
 _ENDS = {
     LoadEnd.WRONG: "hold other KV than these tokens compute to",
-    LoadEnd.ALTERED: "hold other numbers than were stored",
+    LoadEnd.ALTERED: "hold other numbers than were computed",
     LoadEnd.USED_BEFORE: "were used before they were loaded",
     LoadEnd.NOT_WRITTEN: "were accepted and never written",
     LoadEnd.PARTLY: "were written in part",

@@ -43,5 +43,11 @@ def test_segments_of_shared_memory_are_files_of_a_directory() -> None:
     assert found(wrote, *gone) == [("directory", "/dev/shm", 0, 0)]
 
 
+def test_who_was_only_answered_is_no_place() -> None:
+    """A server in the same process acknowledges what it got."""
+    sent = {"tcp 10.0.0.2:6379": (Way.SOCKET, 1 << 20), "tcp 10.0.0.3:5000": (Way.SOCKET, 84)}
+    assert [name for _, name, _, _ in found(sent)] == ["tcp 10.0.0.2:6379"]
+
+
 def test_a_peer_has_what_was_sent() -> None:
     assert found({"tcp 10.0.0.2:6379": (Way.SOCKET, 512)}) == [("peer", "tcp 10.0.0.2:6379", 0, 512)]

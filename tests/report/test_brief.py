@@ -213,6 +213,7 @@ def test_attention_that_is_called_directly_stands_in_the_head() -> None:
         ([("database", "/srv/kv.db", 0, 4404019)], True, "Stored in /srv/kv.db (database, 4.2 MiB)."),
         ([], True, "Where to was not seen: no file, no database, no socket."),
         ([("directory", "/mnt/kv", 2, 0)], False, "Nothing was stored. Written to /mnt/kv (2 files, 0 B)."),
+        ([("database", "/mnt/kv", 0, 64)], False, "Nothing was stored. Opened /mnt/kv (database, 64 B)."),
         ([("configured", "/mnt/kv", 0, 0)], False, "Nothing was stored. Configured is /mnt/kv."),
         ([], False, "Nothing was stored."),
         (None, True, "Where to is not in this report: a newer kvtrace writes it."),

@@ -1,4 +1,4 @@
-"""kv-altered: blocks came back as other numbers than were stored."""
+"""kv-altered: blocks came back as other numbers than were computed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rule(case: Case) -> Results:
             case,
             CAUSE,
             f"{plural(loads.tokens(case, hit, CAUSE), 'token')} came back as other numbers than were "
-            f"stored, {meant}. Is that meant?",
+            f"computed, {meant}. Is that meant?",
             evidence=["none of them is known to be other KV", *loads.reasons_and_places(hit, CAUSE)],
-            headline="loaded blocks hold other numbers than were stored",
+            headline="loaded blocks hold other numbers than were computed",
         )

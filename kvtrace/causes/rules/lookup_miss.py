@@ -88,9 +88,11 @@ def _was_over(case: Case, row: LoadOf) -> bool:
 
 
 def _units(case: Case, row: LoadOf, tokens: int) -> int:
-    """How many of a prompt's first tokens a lookup can find: whole units, and never all of it."""
+    """How many of a prompt's first tokens a lookup can find: whole units (blocks, where these are not known),
+    and never all of it."""
     unit = case.units.get(row.engine)
-    return min(tokens, row.prompt - 1) // unit.value * unit.value if unit else tokens
+    size = unit.value if unit else max(1, case.engines[row.engine].block_size)
+    return min(tokens, row.prompt - 1) // size * size
 
 
 def _role(case: Case, row: LoadOf) -> str:
