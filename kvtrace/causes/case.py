@@ -439,8 +439,13 @@ def _sample(case: Case, request: CaseRequest) -> Sample:
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
         heard=not another
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
-        taken=None if loaded else _reach(case, request),
+        taken=None if loaded else _own(request, _reach(case, request)),
     )
+
+
+def _own(request: CaseRequest, taken: int | None) -> int | None:
+    """What of it its own entries hold: what was read beyond is another's store of a block that both share."""
+    return min(taken, request.stored_end) if taken and request.entries else taken
 
 
 def _reach(case: Case, request: CaseRequest) -> int | None:

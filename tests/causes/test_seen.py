@@ -439,6 +439,18 @@ def test_a_stored_part_read_again_tells_nothing_of_the_unit(tmp_path: Path) -> N
     assert "metadata-has-no-store" not in found and found["below-save-granularity"] == 6 + 10 + 6
 
 
+def test_a_read_beyond_a_prompts_own_metadata_tells_no_unit(tmp_path: Path) -> None:
+    """Units of 96 tokens, which no number names: a later prompt's unit begins with a block of this one."""
+    sim = Sim(tmp_path, block=32, kv_blocks=64)
+    kept_of(sim, "r1", 200, 0, 192, (1, 2, 3, 4))
+    kept_of(sim, "r2", 310, 0, 288, (5, 6, 7, 8))
+    kept_of(sim, "r3", 130, 0, 96, (9, 10, 11, 12))
+    kept_of(sim, "r4", 215, 0, 192, (9, 10, 11, 12))
+    sim.read("r3", 96, 128)
+    found = {one.id for one in analyse(sim).findings}
+    assert "metadata-has-no-store" in found and "below-save-granularity" not in found
+
+
 def test_blocks_kept_for_an_unseen_save_say_nothing_of_the_unit(tmp_path: Path) -> None:
     """It is copied when its request is over, and no entry is read of it. All others are below the unit."""
     sim = Sim(tmp_path, block=64, kv_blocks=64, ints={"unit": 256})

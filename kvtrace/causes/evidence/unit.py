@@ -141,8 +141,9 @@ class _Candidate:
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]) -> Unit | None:
     """The unit of an engine's connector, None where the evidence is not unambiguous.
 
-    What was seen to be kept goes before what the metadata names, which may be read wrongly. Of a request
-    whose stores are not all known, the stores count only where no other request tells anything.
+    What was seen to be kept, as far as a request's own entries reach, goes before what the metadata names,
+    which may be read wrongly. Of a request whose stores are not all known, the stores count only where no
+    other request tells anything.
     """
     if engine.connector is None:
         return None

@@ -31,8 +31,7 @@ CAUSE = Cause(
 )
 
 
-_MOST_ALIKE = 32
-"""Earlier requests with the same beginning that are asked, the latest."""
+_Held = tuple[list[tuple[int, int]], list[list[Interval]]]
 
 
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
@@ -53,15 +52,12 @@ def _there_before(case: Case, request: CaseRequest) -> list[Interval]:
 
 
 def _there(case: Case, request: CaseRequest) -> list[Interval]:
-    offered = case.once("offered before", lambda: _offered(case))
+    held = case.once("held by beginning", lambda: _held(case))
     found: list[Interval] = []
-    for digest, tokens in case.run.in_common.get(request.row, ()):
-        alike = offered[request.engine, digest]
-        end = bisect_left(alike, _began(request), key=_began)
-        for one in alike[max(0, end - _MOST_ALIKE) : end]:
-            kept = [(max(0, entry.start), min(entry.end, entry.available)) for entry in one.entries]
-            kept = [(0, one.taken)] if one.taken is not None else kept
-            found += subtract(intersect(union(kept), [(0, tokens)]), union(one.lost))
+    for digest, _ in case.run.in_common.get(request.row, ()):
+        began, there = held[request.engine, digest]
+        earlier = bisect_left(began, _began(request))
+        found += there[earlier - 1] if earlier else ()
     return union(found)
 
 
@@ -69,12 +65,20 @@ def _began(request: CaseRequest) -> tuple[int, int]:
     return request.chunk_step, request.row
 
 
-def _offered(case: Case) -> dict[tuple[int, int], list[CaseRequest]]:
-    """By engine and digest of a beginning the requests that begin so, as they began."""
-    alike: dict[tuple[int, int], list[CaseRequest]] = defaultdict(list)
+def _held(case: Case) -> dict[tuple[int, int], _Held]:
+    """By engine and digest of a beginning: when each request with it began, and what all had kept of it
+    by then."""
+    alike: dict[tuple[int, int], _Held] = defaultdict(lambda: ([], []))
     for request in sorted(case.requests, key=_began):
-        for digest, _ in case.run.in_common.get(request.row, ()):
-            alike[request.engine, digest].append(request)
+        kept = [(max(0, entry.start), min(entry.end, entry.available)) for entry in request.entries]
+        kept = [(0, request.taken)] if request.taken is not None else kept
+        kept = subtract(union(kept), union(request.lost))
+        for digest, tokens in case.run.in_common.get(request.row, ()):
+            began, there = alike[request.engine, digest]
+            before = there[-1] if there else []
+            more = subtract(intersect(kept, [(0, tokens)]), before)
+            began.append(_began(request))
+            there.append(union([*before, *more]) if more else before)
     return alike
 
 

@@ -90,6 +90,8 @@ def _entries(row: int, request: Request, workers: Sequence[Watched]) -> tuple[St
         beyond = subtract(union(parts), union([*named, *request.external]))
         if not subtract(beyond, local):
             continue  # another request's, whose blocks the prefix cache gave to this one
+        if named and request.gave_back(step):
+            continue  # another request's, to which the prefix cache gave blocks of this one
         for start, end in beyond:
             found.append(StoreEntry(step, end - start, -1, start, max(reach, end), False, implied=True))
     return tuple(found)
