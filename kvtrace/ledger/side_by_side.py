@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -43,12 +44,17 @@ def each(work: Callable[[T, Add], R], of: Sequence[T], sizes: Sequence[int], add
         return
     _shared = work, of
     try:
-        with multiprocessing.get_context("fork").Pool(cores) as pool:
+        with multiprocessing.get_context("fork").Pool(cores, _ends_when_told) as pool:
             for size, result in zip(sizes, pool.imap(_done, range(len(of))), strict=True):
                 add(size)
                 yield result
     finally:
         _shared = None
+
+
+def _ends_when_told() -> None:
+    """A handler that it inherits may run before it waits for work, and not end it: the pool would hang."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _done(at: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -175,6 +176,19 @@ def test_a_changed_value_is_another_one_of_known_fields() -> None:
     assert other == SlotSet(((1, 2),), ((3, 4),)) and one.partly == ()
     with pytest.raises(TypeError, match="SlotSet has no whole"):
         values.replace(one, whole=True)
+
+
+def test_a_process_that_reads_spools_ends_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever handler the command has: a pool ends its processes so, and waits for them."""
+    monkeypatch.setattr(side_by_side, "_WORTH", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        found = side_by_side.each(lambda _, add: signal.getsignal(signal.SIGTERM), [1, 2], [5, 5], print)
+        assert list(found) == [signal.SIG_DFL] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_spools_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
