@@ -148,6 +148,7 @@ RULES: tuple[Rule, ...] = (
             ("saves: other slots than named", "saves.calls:read_elsewhere", _false),
             ("saves: what came back, whoever read it", "saves.positions:_not_saved", _never_back),
             ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),
+            ("saves: reads of requests that are over", "requests:Request.gave_back", _false),
             ("saves: copies that come later", "saves.calls:WorkerCalls._lag", 0),
             ("saves: steps behind that were seen", "saves.watched:Watched.last_blind", 1 << 62),
             ("saves: windows", "saves.pairs:windows_of", _no_table),
@@ -168,6 +169,7 @@ RULES: tuple[Rule, ...] = (
                 "contents.compare:_Judge.differing",
                 lambda *_: import_module("kvtrace.ledger.contents.by_layer").Differing(None),
             ),
+            ("contents: layers of other groups and ranks", "contents.by_layer:ByLayer._in_others", {}),
             ("contents: the same KV before", "contents.compare:remaining", lambda *_: set()),
             ("contents: unwritten blocks", "contents.compare:unwritten_blocks", _no_table),
             ("contents: looked at later", "contents.compare:held_later", _no_table),
@@ -181,6 +183,7 @@ RULES: tuple[Rule, ...] = (
     Rule("saves: metadata in part, other slots", _CALLS, _beside(_CALLS, _understood)),
     Rule("contents: under another's name", _ANOTHER_S, _beside(_ANOTHER_S, _nobody_s_name)),
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
+    Rule("causes: the unit, of own entries", "kvtrace.causes.case:_own", lambda _, taken: taken),
     Rule("causes: keys beside hits", "kvtrace.causes.rules.key_mismatch:_finding", _always_fault),
     *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),
 )

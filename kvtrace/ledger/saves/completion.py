@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kvtrace.grouped import grouped
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.loads.asynchronous import ASKED
 from kvtrace.ledger.requests import Request, Transfer
@@ -91,17 +92,16 @@ def _told_early(
     """Rows of the requests whose end a worker told before it read any of them, or that it read once their
     blocks were another's. What it read of several at once may be another's, with the same blocks."""
     found: set[int] = set()
-    alone: dict[tuple[int, str], Counter[int]] = {
-        key: Counter(touch.t for touches in one.slots.reads.values() for touch in touches)
-        for key, one in watched.items()
-    }
-    for save in saves:
-        for worker in workers.get(save.engine, ()):
-            told, slots = save.ranks.get(worker.spool, 0), watched[worker.key].slots
-            read = [touch.t for touch in slots.reads.get(save.row, ())]
-            after = bool(read) and min(read) > told and all(alone[worker.key][t] == 1 for t in read)
-            if told and (after or save.row in slots.late):
-                found.add(save.row)
+    for engine, own in grouped(saves, lambda save: save.engine):
+        for worker in workers.get(engine, ()):
+            slots = watched[worker.key].slots
+            times = Counter(touch.t for touches in slots.reads.values() for touch in touches)
+            for save in own:
+                told = save.ranks.get(worker.spool, 0)
+                read = [touch.t for touch in slots.reads.get(save.row, ())]
+                after = bool(read) and min(read) > told and all(times[t] == 1 for t in read)
+                if told and (after or save.row in slots.late):
+                    found.add(save.row)
     return found
 
 
