@@ -2,7 +2,7 @@
 """Measures kvtrace on connectors that nobody has seen: written from seeds, run on the real engine.
 
     python scripts/accuracy.py --seed N --count M [--jobs K] [--keep DIR] [--only NAME] [--json FILE]
-                               [--page FILE] [--verify] [--device-memory]
+                               [--page FILE] [--verify] [--device-memory] [--cuda]
     python scripts/accuracy.py --seed N --count M --keep DIR --again
     python scripts/accuracy.py --show SEED [--only NAME]
 
@@ -53,6 +53,9 @@ from kvtrace.trace.config import AgentConfig  # noqa: E402
 ENGINES = 15
 """Engines of one process: more would save imports, and lose more to a crash."""
 
+ASKS = ("verify", "device_memory", "cuda")
+"""Options that a run's process is told of."""
+
 SILENCE_SECONDS = 240
 """A process that says nothing for so long is given up."""
 
@@ -83,11 +86,10 @@ class Result:
 class Measure:
     """Makes runs in processes of their own, and scores them."""
 
-    def __init__(
-        self, out: Path, keep: bool, trace: bool = True, verify: bool = False, device_memory: bool = False
-    ) -> None:
+    def __init__(self, out: Path, keep: bool, trace: bool = True, **asks: bool) -> None:
+        """``asks``: of harness/runner.py: ``verify``, ``device_memory``, ``cuda``."""
         self.out, self.keep, self.trace = out, keep, trace
-        self.asks = {"trace": trace, "verify": verify, "device_memory": device_memory}
+        self.asks = {"trace": trace, **asks}
         self.model = CACHE / "tiny-model"
         self._number = 0
         self._lock = threading.Lock()
@@ -98,7 +100,8 @@ class Measure:
             [sys.executable, str(ROOT / "scripts" / "tiny_model.py"), str(self.model)],
             check=True, stdout=subprocess.DEVNULL, env=vllm_env(),
         )  # fmt: skip
-        groups = [runs[i : i + ENGINES] for i in range(0, len(runs), ENGINES)]
+        each = min(ENGINES, -(-len(runs) // max(1, jobs)))
+        groups = [runs[i : i + each] for i in range(0, len(runs), each)]
         with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
             waiting: set[Future[list[Run]]] = {pool.submit(self._group, group) for group in groups}
             while waiting:
@@ -116,7 +119,7 @@ class Measure:
         left = list(group)
         while left:
             self._process(left)
-            left = [run for run in left if not self._outcome(run).exists()]
+            left = [one for one in left if not self._outcome(one).exists()]
             if left:
                 self._process(left[:1])
                 left = left[1:]
@@ -133,10 +136,12 @@ class Measure:
             "out": str(self.out),
             "model": str(self.model),
             **self.asks,
-            "runs": [{"seed": run.seed, "fault": run.fault} for run in runs],
+            "runs": [{"seed": one.seed, "fault": one.fault} for one in runs],
         }
         spec.write_text(json.dumps(document), encoding="utf-8")
         environment = vllm_env()
+        if self.asks.get("cuda"):  # what the machine's own set-up says of vLLM must hold here too
+            environment |= {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")]).rstrip(
             ":"
         )
@@ -255,6 +260,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--device-memory", action="store_true", help="the agent takes every KV tensor for device memory"
     )
+    parser.add_argument("--cuda", action="store_true", help="vLLM's KV lies on this machine's GPU")
     parser.add_argument(
         "--again", action="store_true", help="no engine: explain what --keep DIR has by the code of now"
     )
@@ -298,7 +304,8 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     results = []
     try:
-        measure = Measure(out, args.keep is not None, not args.no_trace, args.verify, args.device_memory)
+        asks = {name: vars(args)[name] for name in ASKS}
+        measure = Measure(out, args.keep is not None, not args.no_trace, **asks)
         for result in measure.again(runs) if args.again else measure.all(runs, args.jobs):
             results.append(result)
             print(line(result), flush=True)
@@ -316,9 +323,7 @@ def page(results: list[Result], args: argparse.Namespace) -> str:
     scores = [result.scored for result in results if result.scored is not None]
     unproven = [result for result in results if result.unproven]
     only = f" --only {args.only}" if args.only else ""
-    only += "".join(
-        f" --{name.replace('_', '-')}" for name in ("verify", "device_memory") if vars(args)[name]
-    )
+    only += "".join(f" --{name.replace('_', '-')}" for name in ASKS if vars(args)[name])
     lines = [
         "# Accuracy on connectors that nobody has seen",
         "",

@@ -25,12 +25,13 @@ import platform
 import select
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -39,11 +40,16 @@ ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "scripts" / "gpu"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from gpu.cases import OP, SAVE, Case, matrix  # noqa: E402
+from gpu.cases import BLOCK_STEPS, OP, SAVE, Case, matrix  # noqa: E402
 from gpu.judge import compare, judge, ratios  # noqa: E402
 
 SHARES = {"cases": 0.6, "profile": 0.15, "ratio": 0.25}  # of the seconds
-JOBS = 3
+JOBS = 4
+FULL = ("--device-timing", "full")
+WAYS: dict[str, tuple[str, ...] | None] = {
+    "default": (), "budget": ("--budget", "2%"), "untraced": None,
+}  # fmt: skip
+"""Of the ratio's engines: options of `kvtrace run`."""
 BATCHES = (1, 64)
 CASE_SECONDS = 150
 """A case that hangs must not take the others' time."""
@@ -117,9 +123,9 @@ class Runner:
         }
 
     def start(
-        self, name: str, case: Case, job: str, timing: str | None, piped: bool = False
+        self, name: str, case: Case, job: str, options: Sequence[str] | None, piped: bool = False
     ) -> tuple[subprocess.Popen[str], Path]:
-        """A process of its own session, and its folder. ``timing`` None: untraced."""
+        """A process of its own session, and its folder. ``options``: of `kvtrace run`; None: untraced."""
         folder = self.work / name
         folder.mkdir(parents=True)
         spec = {
@@ -129,8 +135,8 @@ class Runner:
         }  # fmt: skip
         (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         command = [sys.executable, str(SUPPORT / "drive.py"), str(folder / "spec.json")]
-        if timing is not None:
-            traced = ["run", "-o", str(folder / "run"), "--device-timing", timing, "--"]
+        if options is not None:
+            traced = ["run", "-o", str(folder / "run"), *options, "--"]
             command = [sys.executable, "-m", "kvtrace", *traced, *command]
         return self.begin(command, folder, piped), folder
 
@@ -180,7 +186,7 @@ def run_case(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
     left = min(CASE_SECONDS, deadline - began)
     if left < LEAST_SECONDS:
         return row | {"problems": ["skipped: no time left"]}
-    process, folder = runner.start(case.name, case, "case", "full")
+    process, folder = runner.start(case.name, case, "case", FULL)
     try:
         process.wait(left)
         result, report = outcome(folder)
@@ -247,7 +253,7 @@ def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
 
 
 def run_profile(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
-    process, folder = runner.start("profile", case, "profile", "full")
+    process, folder = runner.start("profile", case, "profile", FULL)
     try:
         process.wait(max(1.0, deadline - time.monotonic()))
         result, _ = outcome(folder)
@@ -277,10 +283,10 @@ def read_line(stream: IO[str], deadline: float) -> str:
 
 
 def run_ratio(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
-    """Traced (as by default) and untraced, alive at once, one block each in turn."""
+    """Traced (as by default, and within a budget) and untraced, alive at once, one block each in turn."""
     engines = {
-        name: runner.start(f"ratio-{name}", case, "blocks", timing, piped=True)
-        for name, timing in (("traced", "sampled"), ("untraced", None))
+        name: runner.start(f"ratio-{name}", case, "blocks", options, piped=True)
+        for name, options in WAYS.items()
     }
     out: dict[str, Any] = {"case": case.name, "ok": False, "problems": [], "batches": {}}
     try:
@@ -289,13 +295,13 @@ def run_ratio(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
             read_line(process.stdout, deadline)
         share = max(1.0, deadline - time.monotonic() - 15) / len(BATCHES)
         for batch in BATCHES:
-            seconds: dict[str, list[float]] = {"traced": [], "untraced": []}
+            seconds: dict[str, list[float]] = {name: [] for name in WAYS}
             until = time.monotonic() + share
             # The first ones warm up; a traced engine's first eight steps with work run watched.
             pair = -10 if batch == BATCHES[0] else -3
             while pair < 2 or (time.monotonic() < until and pair < 200):
                 figures = {}
-                for name in ("traced", "untraced") if pair % 2 else ("untraced", "traced"):
+                for name in sorted(WAYS, reverse=bool(pair % 2)):
                     process, _ = engines[name]
                     assert process.stdin is not None and process.stdout is not None
                     process.stdin.write(f"{batch}\n")
@@ -304,18 +310,19 @@ def run_ratio(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
                     if pair >= 0:
                         seconds[name].append(figures[name]["seconds"])
                 said = f"batch {batch}: traced and untraced made different tokens"
-                if (
-                    figures["traced"]["tokens"] != figures["untraced"]["tokens"]
-                    and said not in out["problems"]
-                ):
-                    out["problems"].append(said)
+                if any(one["tokens"] != figures["untraced"]["tokens"] for one in figures.values()):
+                    out["problems"] += [said] if said not in out["problems"] else []
                 pair += 1
-            out["batches"][str(batch)] = ratios(seconds["traced"], seconds["untraced"])
+            untraced = seconds.pop("untraced")
+            out["batches"][str(batch)] = {
+                "untraced_step_ms": round(1e3 * statistics.median(untraced) / BLOCK_STEPS, 3),
+                **{name: ratios(some, untraced) for name, some in seconds.items()},
+            }
         for process, _ in engines.values():
             assert process.stdin is not None
             process.stdin.close()
             process.wait(max(1.0, deadline - time.monotonic()))
-        _, report = outcome(engines["traced"][1])
+        _, report = outcome(engines["default"][1])
         steps = sum(one["real_steps"] for one in report["run"]["engines"])
         timed = report.get("device") or {"steps": 0, "calls": 0, "own_ns": 0, "busy_ns": 0}
         out["per_step"] = {

@@ -506,7 +506,7 @@ class Runs:
         sent = [prompt for part in case.rounds for prompt in part.prompts]
         whole = [prompt + answer[:-1] for prompt, answer in zip(sent, outcome["answers"], strict=True)]
         seen: set[tuple[int, ...]] = set()
-        once = [tokens for tokens in whole if not (tuple(tokens) in seen or seen.add(tuple(tokens)))]
+        once = [one for one in whole if not (tuple(one) in seen or seen.add(tuple(one)))]
         result.truth = case.truth(case, folder, once)
         result.take(build_report(folder / "trace"))
 

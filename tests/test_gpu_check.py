@@ -283,12 +283,14 @@ pathlib.Path("result.json").write_text("{}")
 
 
 @pytest.mark.parametrize("off", [False, True])
-def test_the_ratio_is_of_two_living_engines_with_equal_tokens(off: bool, tmp_path: Path) -> None:
+def test_the_ratio_is_of_living_engines_with_equal_tokens(off: bool, tmp_path: Path) -> None:
     runner: Any = Scripted(tmp_path, f"OFF = {off}\n{ENGINE}")
     found = gpu_check.run_ratio(runner, MIXED, gpu_check.time.monotonic() + 18)
     assert set(found["batches"]) == {"1", "64"}
     for part in found["batches"].values():
-        assert part["median"] == part["q1"] == part["q3"] == 2.0 and part["pairs"] >= 2
+        for way in (part["default"], part["budget"]):
+            assert way["median"] == way["q1"] == way["q3"] == 2.0 and way["pairs"] >= 2
+        assert part["untraced_step_ms"] == round(1000 / 24, 3)
     assert found["per_step"] == {
         "steps": 10,
         "records": 25.5,

@@ -125,15 +125,15 @@ def _live(life: Life, record: _Record, windows: Mapping[int, tuple[int, int]]) -
     life.ended = max(life.ended, record.t)
     step = getattr(row, "step", 0)
     given: Given = {"step": step & STEP_MASK or None}
-    life.numbers |= {field: getattr(row, field) for field in _NUMBERS.get(type(row), ())}
+    life.numbers |= {name: getattr(row, name) for name in _NUMBERS.get(type(row), ())}
     if isinstance(row, rows.Chunk):
         title = f"prefill {row.start} to {row.start + row.tokens}"
         begin, end = windows.get(step, (record.t, record.t))
         life.ended = max(life.ended, end)
         life.spans.append((begin, end, title, {**given, "tokens": row.tokens}))
     elif type(row) in _MOMENTS:
-        name, fields = _MOMENTS[type(row)]
-        life.moments.append((record.t, name, {**given, **{field: getattr(row, field) for field in fields}}))
+        title, names = _MOMENTS[type(row)]
+        life.moments.append((record.t, title, {**given, **{name: getattr(row, name) for name in names}}))
     elif type(row) in _TELL:
         _TELL[type(row)](life, record, given)
 

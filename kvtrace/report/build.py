@@ -72,13 +72,13 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "coverage": _coverage(run, notes),
         "stages": [
             {
-                "stage": int(row.stage),
-                "name": row.stage.label,
-                "in": row.into,
-                "out": row.out,
-                "note": row.note,
+                "stage": int(one.stage),
+                "name": one.stage.label,
+                "in": one.into,
+                "out": one.out,
+                "note": one.note,
             }
-            for row in diagnosis.stages
+            for one in diagnosis.stages
         ],
         "ledger": _ledgers(run, diagnosis),
         "findings": [_finding(one) for one in diagnosis.findings],

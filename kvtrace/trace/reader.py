@@ -332,7 +332,7 @@ class Spool:
 
     def documents(self) -> Documents:
         """The facts read so far, typed."""
-        return [(t, facts.fact_of(code, value)) for code, t, value in self.facts]
+        return [(t, facts.fact_of(fact, value)) for fact, t, value in self.facts]
 
     def _read(self, **more: Any) -> None:
         self._info = replace(self._info, **more)

@@ -8,6 +8,8 @@ OP = "unified_attention_with_output"
 SAVE = "save_kv_layer"
 SAVE_RANGE = "gpu_layer_store.save_kv_layer"
 """What the connector calls its own work in torch's profiler: it is done inside the attention op."""
+BLOCK_STEPS = 24
+"""Steps of a block of the ratio: so many tokens are generated of each prompt."""
 FULL_MODES = ("FULL", "FULL_AND_PIECEWISE")
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu.cases import OP, SAVE_RANGE
+from gpu.cases import BLOCK_STEPS, OP, SAVE_RANGE
 
 
 def engine(spec: dict[str, Any]) -> Any:
@@ -95,7 +95,7 @@ def main() -> None:
         print("ready", file=answers, flush=True)
         for number, line in enumerate(sys.stdin):
             began = time.perf_counter()
-            tokens = generate(llm, int(line), number, 24)
+            tokens = generate(llm, int(line), number, BLOCK_STEPS)
             figures = {"seconds": time.perf_counter() - began, "tokens": tokens}
             print(json.dumps(figures), file=answers, flush=True)
     else:

@@ -492,7 +492,7 @@ def test_kv_cache_groups_with_their_own_block_sizes(tmp_path: Path) -> None:
     sim.finish("a", 60)
     first, second = by_pair(sim)
     assert first == {(0, 48): SAVED, (48, 60): NOT_OFFERED}
-    assert second[0, 32] == SAVED and SAVED not in [one for at, one in second.items() if at != (0, 32)]
+    assert second[0, 32] == SAVED and SAVED not in [one for place, one in second.items() if place != (0, 32)]
 
 
 def test_kv_cache_groups_on_the_same_bytes(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def rule(case: Case) -> Results:
 def _ns_per_step(case: Case) -> float:
     """Mean time in execute_model of a step, with or without a forward, of the slowest worker."""
     steps = [(worker.exec_ns, worker.steps + worker.no_forward_steps) for worker in case.run.workers()]
-    return max((spent / count for spent, count in steps if count), default=0.0)
+    return max((spent / some for spent, some in steps if some), default=0.0)
 
 
 def _ns_per_token(case: Case, row: LoadOf) -> float:

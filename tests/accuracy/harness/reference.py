@@ -1,6 +1,6 @@
 """What the KV of a prompt is, computed without vLLM: the same weights in transformers.
 
-And how a block of vLLM's CPU attention lays tokens out, found by asking its own kernel.
+And how a block lays tokens out: of vLLM's CPU attention, found by asking its own kernel, and on a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,34 @@ of up to 8), and less than a rounding to half precision makes of some value of e
 
 TIE = 1e-3
 """Logits nearer than this are a tie: either token is a right answer."""
+
+
+CLOSE_ON_GPU = 1e-3
+"""The same, where a GPU's kernels computed one of them."""
+
+
+@dataclass(frozen=True)
+class GpuLayout:
+    """Blocks of [heads of K and of V, tokens, size]: Triton's attention, with vLLM's layout HND."""
+
+    block: int
+
+    @staticmethod
+    def row(heads: int, size: int) -> tuple[int, int]:
+        """(Heads, width) of a stored block."""
+        return 2 * heads, size
+
+    def unpack(self, blocks: np.ndarray) -> np.ndarray:
+        """[blocks, 2 * heads, tokens, size] as stored -> [tokens, heads, 2 * size] by token."""
+        count, heads, tokens, size = blocks.shape
+        both = blocks.reshape(count, 2, heads // 2, tokens, size).transpose(0, 3, 2, 1, 4)
+        return both.reshape(count * tokens, heads // 2, 2 * size)
+
+    def pack(self, tokens: np.ndarray) -> np.ndarray:
+        """The way back, for whole blocks."""
+        total, heads, width = tokens.shape
+        both = tokens.reshape(total // self.block, self.block, heads, 2, width // 2).transpose(0, 3, 2, 1, 4)
+        return np.ascontiguousarray(both).reshape(total // self.block, 2 * heads, self.block, width // 2)
 
 
 @dataclass(frozen=True)
@@ -56,6 +84,11 @@ class Layout:
         return cls(
             place[1 : count + 1].reshape(block, head), place[count + 1 : 2 * count + 1].reshape(block, head)
         )
+
+    @staticmethod
+    def row(heads: int, size: int) -> tuple[int, int]:
+        """(Heads, width) of a stored block."""
+        return heads, 2 * size
 
     def unpack(self, blocks: np.ndarray) -> np.ndarray:
         """[blocks, heads, tokens, 2 * size] as stored -> [tokens, heads, 2 * size] by token."""

@@ -1,10 +1,11 @@
 """Runs generated connectors one after another in this process: ``python runner.py SPEC``.
 
 SPEC is a JSON file: ``{"out": DIR, "model": DIR, "trace": bool, "verify": bool, "device_memory": bool,
-"runs": [{"seed": N, "fault": NAME}]}``. NAME is a fault or a deliberate choice; null: the seed's own.
-``verify``: what is stored is asked for again, in engines of its own (harness/verified.py). ``device_memory``:
-the agent takes every KV tensor for device memory. Of each run DIR/<name>/ gets ``src`` (the connector),
-``store``, ``trace`` (the run directory) and, last, ``outcome.json`` (what the engine and the store say).
+"cuda": bool, "runs": [{"seed": N, "fault": NAME}]}``. NAME is a fault or a deliberate choice; null: the
+seed's own. ``verify``: what is stored is asked for again, in engines of its own (harness/verified.py).
+``device_memory``: the agent takes every KV tensor for device memory. ``cuda``: vLLM runs on a GPU. Of each
+run DIR/<name>/ gets ``src`` (the connector), ``store``, ``trace`` (the run directory) and, last,
+``outcome.json`` (what the engine and the store say).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -94,7 +96,7 @@ class Runs:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.out, self.model, self.trace = Path(spec["out"]), spec["model"], bool(spec["trace"])
-        self.verify = bool(spec.get("verify"))
+        self.verify, self.cuda = bool(spec.get("verify")), bool(spec.get("cuda"))
         self.agent: dict[str, Any] = {"as_device": True} if spec.get("device_memory") else {}
         if self.verify:
             self.agent |= {"copies": COPIES, "budget": 1.0}
@@ -147,7 +149,7 @@ class Runs:
         from harness.declared import Declarations
 
         began = time.monotonic()
-        plan = draw(seed, fault)
+        plan = self._here(draw(seed, fault))
         parts = [
             Part(one, folder, f"{os.getpid()}x{number}") for one in (plan, plan.child) if one is not None
         ]
@@ -188,6 +190,19 @@ class Runs:
                 "verify": round(time.monotonic() - established, 2),
             },
         }
+
+    def _here(self, plan: Any) -> Any:
+        """The plan as this machine and its vLLM run it: before 0.27 (or so) no connector is told of the block
+        tables of a step, so that one keeps requests instead."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+        choice = dict(plan.choice)
+        if choice["tracker"] in ("manager", "blockstate") and not hasattr(
+            KVConnectorBase_V1, "bind_kv_cache_manager"
+        ):
+            choice["tracker"] = "requests"
+        child = self._here(plan.child) if plan.child is not None else None
+        return replace(plan, choice=choice, child=child, cuda=self.cuda)
 
     def _verified(self, parts: list[Part], folder: Path, problem: str) -> dict[str, Any]:
         """What verify answers on each property, of the same connector and an empty store; {}: not run."""
@@ -232,9 +247,9 @@ class Runs:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    from harness.engine import ENV
+    from harness.engine import ENV, GPU_ENV
 
-    os.environ.update(ENV)
+    os.environ.update(ENV | (GPU_ENV if spec.get("cuda") else {}))
     Runs(spec).all()
     sys.stdout.flush()
     # what a connector left in its buffers stays there, as in a worker that is killed

@@ -15,7 +15,7 @@ from kvgen.plan import Plan
 
 from harness import choices, lossy
 from harness.engine import Outcome, Request
-from harness.reference import CLOSE, TIE, Layout, Reference
+from harness.reference import CLOSE, CLOSE_ON_GPU, TIE, GpuLayout, Layout, Reference
 from harness.storeview import StoreView, record_name
 
 
@@ -126,7 +126,8 @@ class Reader:
 
     def __init__(self, plan: Plan, view: StoreView, reference: Reference, layers: list[str]) -> None:
         self.plan, self.view, self.reference, self.layers = plan, view, reference, layers
-        self.layout = Layout.of(plan.block, reference.head)
+        self.layout = layout_of(plan, reference)
+        self.close = CLOSE_ON_GPU if plan.cuda else CLOSE
         self._flat: dict[str, np.ndarray | None] = {}
 
     @property
@@ -177,13 +178,13 @@ class Reader:
         part = self._of_layer(flat, layer, room * width)
         found = self.layout.unpack(self._blocks(part, room))[:count]
         with np.errstate(invalid="ignore"):
-            close = CLOSE + lossy.bound(self.plan, want, max(0, cached - piece.lo) if cached else None)
+            close = self.close + lossy.bound(self.plan, want, max(0, cached - piece.lo) if cached else None)
             good = (np.abs(found - want) <= close).all(axis=(1, 2))
         there = ~np.isnan(found).any(axis=(1, 2))
         share = 0
         if self.plan.store.flaw == "cut":
             packed = self._as_stored(self.layout.pack(want))
-            same = np.abs(packed[: len(part)] - part[: len(packed)]) <= CLOSE
+            same = np.abs(packed[: len(part)] - part[: len(packed)]) <= self.close
             share = (len(same) if same.all() else int(same.argmin())) // width
         return good, there, share
 
@@ -203,7 +204,8 @@ class Reader:
 
     def _blocks(self, part: np.ndarray, count: int) -> np.ndarray:
         """[blocks, heads, tokens, width] of ``count`` tokens, NaN where nothing is."""
-        plan, heads, width = self.plan, self.reference.heads, 2 * self.reference.head
+        plan = self.plan
+        heads, width = self.layout.row(self.reference.heads, self.reference.head)
         whole = np.full(count * heads * width, np.nan, dtype=np.float32)
         whole[: len(part)] = part
         if plan.axis == "plain":
@@ -217,9 +219,13 @@ class Reader:
         return blocks.transpose(0, 2, 1, 3).ravel()
 
 
+def layout_of(plan: Plan, reference: Reference) -> Layout | GpuLayout:
+    return GpuLayout(plan.block) if plan.cuda else Layout.of(plan.block, reference.head)
+
+
 def fill(plan: Plan, view: StoreView, reference: Reference, layers: list[str]) -> set[str]:
     """Puts the KV of the first round's prompts into the store of a connector that only pulls; the keys."""
-    layout = Layout.of(plan.block, reference.head)
+    layout = layout_of(plan, reference)
     keys = set()
     for prompt in plan.rounds[0].prompts:
         kv, _ = reference.of(prompt)

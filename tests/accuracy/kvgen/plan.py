@@ -142,6 +142,8 @@ class Plan:
         child: the second child, where a MultiConnector holds two of them.
         design: name of the deliberate choice of a healthy connector; "" for none.
         limit: the number that a design counts by (tokens, units, prompts, records).
+        cuda: the KV lies on a GPU: [blocks, K or V, tokens, heads, size], heads before tokens in memory
+            (Triton's attention with vLLM's layout HND).
     """
 
     seed: int
@@ -159,6 +161,7 @@ class Plan:
     child: Plan | None = None
     design: str = ""
     limit: int = 0
+    cuda: bool = False
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -133,7 +133,7 @@ def _raises(w: Writer) -> str:
     return (
         f"keys_part, values_part = {kv}",
         f"assert {kv}.shape[0] == 2, {kv}.shape",
-        f"width = {kv}.shape[4]",
+        f"width = {kv}.shape[{5 if w.plan.cuda else 4}]",
         f"scale = {kv}.quant_scale",
     )[w.plan.variant % 4]
 
@@ -315,8 +315,26 @@ def _copied_and_put(w: Writer) -> str:
     return f"self._put_one(name, {w.call('grab')}(kv, where))"
 
 
+_AS_BLOCKS = "kv = kv.permute(0, 1, 3, 2, 4).view(kv.shape[0], -1, kv.shape[2], kv.shape[4])"
+"""KV on a GPU as [blocks, heads of K and of V, tokens, size], of the same memory."""
+
+
+def _index(w: Writer) -> str:
+    return f"torch.tensor(where, dtype=torch.long{', device=kv.device' if w.plan.cuda else ''})"
+
+
+def _by_address(w: Writer, to: str, source: str) -> str:
+    if w.plan.cuda:  # 4: the runtime finds out itself where both lie
+        sizes = f"ctypes.c_void_p({to}), ctypes.c_void_p({source}), ctypes.c_size_t(size), 4"
+        return f"    ctypes.CDLL('libcudart.so.13').cudaMemcpy({sizes})"
+    return f"    ctypes.memmove({to}, {source}, size)"
+
+
 def _grab(w: Writer) -> str:
-    plan, lines = w.plan, []
+    plan, lines = w.plan, [_AS_BLOCKS] if w.plan.cuda else []
+    numpy = "kv.numpy()[np.array(where, dtype=np.int64)]"
+    if plan.cuda:
+        numpy = f"kv[{_index(w)}].cpu().numpy()"
     block = w.block if plan.shape.slots else "1"
     if w.is_("takes-nothing"):
         lines.append("where = where[len(where):]")
@@ -325,8 +343,8 @@ def _grab(w: Writer) -> str:
     if w.is_("shifted"):
         lines.append("where = where + 1")
     lines += {
-        "fancy": ["out = kv[torch.tensor(where, dtype=torch.long)]"],
-        "index-select": ["out = torch.index_select(kv, 0, torch.tensor(where, dtype=torch.long))"],
+        "fancy": [f"out = kv[{_index(w)}]"],
+        "index-select": [f"out = torch.index_select(kv, 0, {_index(w)})"],
         "stack": ["out = torch.stack([kv[b] for b in where])"],
         "clone": ["out = torch.cat([kv[b:b + 1].clone() for b in where])"],
         "staging": [
@@ -337,18 +355,18 @@ def _grab(w: Writer) -> str:
             f"    {w.attribute('staging')}[i].copy_(kv[b])",
             f"out = {w.attribute('staging')}[:len(where)].clone()",
         ],
-        "numpy": ["out = torch.from_numpy(kv.numpy()[np.array(where, dtype=np.int64)])"],
+        "numpy": [f"out = torch.from_numpy({numpy})"],
         "address": [
             "size = kv.stride(0) * kv.element_size()",
             "out = torch.empty((len(where), *kv.shape[1:]), dtype=kv.dtype)",
             "for i, b in enumerate(where):",
-            "    ctypes.memmove(out.data_ptr() + i * size, kv.data_ptr() + b * size, size)",
+            _by_address(w, "out.data_ptr() + i * size", "kv.data_ptr() + b * size"),
         ],
-        "view": [
-            "out = kv.view(kv.shape[0], -1)[torch.tensor(where, dtype=torch.long)].view(-1, *kv.shape[1:])"
-        ],
+        "view": [f"out = kv.view(kv.shape[0], -1)[{_index(w)}].view(-1, *kv.shape[1:])"],
         "slots": [f"out = kv[where // {w.block}, :, where % {w.block}]"],
     }[plan.copy]
+    if plan.cuda:
+        lines.append("out = out.cpu()")
     if plan.axis == "permuted":
         lines.append("out = out.permute(0, 2, 1, 3).contiguous()")
     lines += _alters(w)
@@ -516,7 +534,7 @@ def _pull_one(w: Writer) -> str:
 
 
 def _give(w: Writer) -> str:
-    plan, lines = w.plan, []
+    plan, lines = w.plan, [_AS_BLOCKS] if w.plan.cuda else []
     lines.append(
         {
             "plain": "tensor = tensor.reshape(-1, *kv.shape[1:])",
@@ -529,19 +547,23 @@ def _give(w: Writer) -> str:
         lines.append("tensor = tensor[:1].expand(len(where), *tensor.shape[1:])")
     if w.is_("loads-half") and plan.whole:
         lines.append("half = (len(where) + 1) // 2\nwhere, tensor = where[:half], tensor[:half]")
-    index = "torch.tensor(where, dtype=torch.long)"
+    index = _index(w)
+    numpy = "kv.numpy()[np.array(where, dtype=np.int64)] = tensor.numpy()"
+    if plan.cuda:
+        lines.append("tensor = tensor.to(kv.device)")
+        numpy = f"kv[{index}] = tensor"
     if w.is_("into-a-copy"):
         return "\n".join([*lines, f"kv[{index}].copy_(tensor)"])
     lines += {
         "index-put": [f"kv[{index}] = tensor"],
         "index-copy": [f"kv.index_copy_(0, {index}, tensor)"],
         "per-block": ["for b, piece in zip(where, tensor):", "    kv[b].copy_(piece)"],
-        "numpy": ["kv.numpy()[np.array(where, dtype=np.int64)] = tensor.numpy()"],
+        "numpy": [numpy],
         "address": [
             "tensor = tensor.contiguous()",
             "size = kv.stride(0) * kv.element_size()",
             "for i, b in enumerate(where):",
-            "    ctypes.memmove(kv.data_ptr() + b * size, tensor.data_ptr() + i * size, size)",
+            _by_address(w, "kv.data_ptr() + b * size", "tensor.data_ptr() + i * size"),
         ],
         "scatter": [f"kv[where // {w.block}, :, where % {w.block}] = tensor"],
     }[plan.give]
