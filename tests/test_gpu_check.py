@@ -270,7 +270,7 @@ class Scripted(gpu_check.Runner):
 ENGINE = """
 import json, pathlib, sys
 print("ready", flush=True)
-seconds = 2.0 if pathlib.Path.cwd().name.endswith("-traced") else 1.0
+seconds = 1.0 if pathlib.Path.cwd().name.endswith("-untraced") else 2.0
 for n, line in enumerate(sys.stdin):
     tokens = [[int(line), n if OFF and seconds == 2.0 else 0]]
     print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)

@@ -14,7 +14,7 @@ from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.rules import key_mismatch
 from kvtrace.ledger import read_run
-from kvtrace.terms import LIMIT, NOTE
+from kvtrace.terms import FAULT, LIMIT, NOTE
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role, pack_head
 
@@ -399,11 +399,11 @@ def test_load_failed_by_blocks(tmp_path: Path) -> None:
     assert finding.tokens == 32 and "FINISHED_STOPPED 1" in words(finding)
 
 
-def test_loaded_partly(tmp_path: Path) -> None:
+def test_metadata_that_names_less_than_was_accepted_is_no_fault(tmp_path: Path) -> None:
+    """What was written was not seen, and metadata may be misread."""
     sim = Sim(tmp_path)
     sim.one_step("a", 128, [Entry("a", 64, 64, 0, LOAD)], taken=96, digest=1)
-    finding = the(analyse(sim), "loaded-partly")
-    assert finding.tokens == 32 and "metadata names fewer slots" in words(finding)
+    assert not [one for one in analyse(sim).findings if one.severity == FAULT]
 
 
 @pytest.mark.parametrize("how", ["late start", "no wait", "full graph"])

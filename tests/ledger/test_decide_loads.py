@@ -55,9 +55,8 @@ SEEN = [
     (), *said(By.CALL, LoadEnd.FAILED, LoadEnd.NOT_WRITTEN, LoadEnd.USED_BEFORE),
     *said(By.SLOT, LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.USED_BEFORE),
 ]  # fmt: skip
-NAMED = [(), *said(By.METADATA, LoadEnd.PARTLY)]
 ALONE = [*said(By.REPORT, LoadEnd.PENDING, LoadEnd.NOT_FINISHED), *said(By.CALL, *UNKNOWN)]
-SIGNS = [one for of in (REPORTS, SEEN, NAMED, ALONE) for one in sum(of, ())]
+SIGNS = [one for of in (REPORTS, SEEN, ALONE) for one in sum(of, ())]
 
 
 def wrongs() -> st.SearchStrategy[Wrong]:
@@ -68,7 +67,7 @@ def wrongs() -> st.SearchStrategy[Wrong]:
 def tokens() -> st.SearchStrategy[LoadToken]:
     """No piece of evidence contradicts another."""
     flag = st.booleans()
-    seen = st.tuples(*map(st.sampled_from, (REPORTS, SEEN, NAMED))).map(lambda of: sum(of, ()))
+    seen = st.tuples(*map(st.sampled_from, (REPORTS, SEEN))).map(lambda of: sum(of, ()))
     known = st.builds(
         LoadToken, st.one_of(seen, st.sampled_from(ALONE)), flag, flag, st.none() | wrongs(), flag, flag,
         flag, st.sampled_from([(), ("OSError",)]),

@@ -125,11 +125,14 @@ def test_loads_preemption_and_a_request_that_never_ends(tmp_path: Path) -> None:
 
 
 def test_tokens_that_a_load_left_out(tmp_path: Path) -> None:
-    sim = Sim(tmp_path)
+    sim = Sim(tmp_path, layers=1, noop=("wait_for_layer_load",), kv_blocks=16)
+    sim.watching = int(Flag.LOAD)
     sim.arrive(Prompt("partly", 96, 3))
     sim.lookup("partly", 0, 64, 64)
     load = Entry("partly", 32, 64, 0, int(Flag.LOAD))
-    sim.step([Chunk("partly", 64, 32, first=True)], [load], prompts={"partly": 96})
+    step = sim.step([Chunk("partly", 64, 32, first=True)], [load], prompts={"partly": 96})
+    sim.effect(0, step, 0, 32, hook="start_load_kv", flags=int(Flag.LOAD))
+    sim.write_kv("partly", 0, 32)
     sim.finish("partly", 96)
     sim.write()
     story = tell(tmp_path, "partly", token=40)

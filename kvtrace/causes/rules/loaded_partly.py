@@ -12,9 +12,9 @@ CAUSE = Cause(
     ledger=LOADS,
     meaning="Fewer tokens reached the layers than were accepted: attention ran over KV that was not there.",
     seen_as=(
-        "The slots that the load hooks were seen to write in a layer, or the slots that the metadata names, "
-        "against what the scheduler accepted. Or, by the fingerprints, whoever was to write: of a load some "
-        "blocks hold what their tokens compute to, and others what they had held before."
+        "The slots that the load hooks were seen to write in a layer, against what the scheduler accepted. "
+        "Or, by the fingerprints, whoever was to write: of a load some blocks hold what their tokens compute "
+        "to, and others what they had held before."
     ),
     remedy=(
         "Look at the connector's lookup and slot mapping: the lookup promises more than is stored, or than "

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.intervals import Interval, subtract, union
 from kvtrace.ledger.loads.outcome import (
     FROM_ANOTHER,
     FULL_HIT,
@@ -41,15 +40,6 @@ class Accepted:
     def allocated_t(self) -> int:
         """When its blocks were allocated, or else when the lookup began."""
         return (self.request.looked_up.allocated_t if self.request.looked_up else 0) or self.t
-
-    @cached_property
-    def unnamed(self) -> list[Interval]:
-        """Accepted positions that no load entry of the request names; none where the entries do not say."""
-        entries = [entry for entry in self.request.load_entries if entry.step >= self.asked.step]
-        if not entries or any(entry.slots < 0 or entry.start < 0 for entry in entries):
-            return []
-        named = union((one.start, one.start + one.slots) for one in entries)
-        return subtract([self.asked.positions], named)
 
     @cached_property
     def reports(self) -> list[Transfer]:

@@ -8,7 +8,7 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
-from kvtrace.ledger.loads.seen import READ_ONLY, Failed, LoadsSeen, unnamed
+from kvtrace.ledger.loads.seen import READ_ONLY, Failed, LoadsSeen
 from kvtrace.ledger.loads.steps_seen import NEVER
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
@@ -145,7 +145,7 @@ class _InSteps:
         if wrote == 0 and self._complaints:
             nothing = f"reported as finished, and the load hooks wrote 0 slots; {self._complaints[0]}"
             return signs([good], Sign(By.CALL, LoadEnd.NOT_WRITTEN, (nothing,))), True
-        return unnamed(self._accepted), wrote > 0
+        return (), wrote > 0
 
     def _wrote(self, worker: Worker, pair: int) -> int:
         """Slots that the load hooks wrote into a pair in these steps, -1 where not all were watched."""

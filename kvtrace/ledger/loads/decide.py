@@ -32,7 +32,6 @@ class By(IntEnum):
     """Of the calls that were to load it."""
     SLOT = 2
     """Of the writes into its slot."""
-    METADATA = 3
 
 
 class Sign(NamedTuple):
@@ -78,6 +77,7 @@ class LoadOutcome(NamedTuple):
     proved: bool = False
 
 
+_NOTHING_AGAINST = Sign(By.SLOT, LoadEnd.LOADED)
 _NOT_THERE = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY)
 """Ends that say that nothing was written: it was, where the content is there all the same."""
 _NOT_OBSERVED = LoadOutcome(LoadEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, here=False)
@@ -92,7 +92,7 @@ _LATE = (
 
 def decide(token: LoadToken) -> LoadOutcome:
     """What became of a token in a pair, once and from all of its evidence."""
-    end, why, here = min(token.signs, default=Sign(By.METADATA, LoadEnd.LOADED))[1:]
+    end, why, here = min(token.signs, default=_NOTHING_AGAINST)[1:]
     silent, known = end in _NOT_THERE, Grade.READ if token.watched else Grade.DECLARED
     if token.proved and (silent or end in (LoadEnd.LOADED, LoadEnd.NOT_OBSERVED)):
         return LoadOutcome(LoadEnd.LOADED, known, proved=True)

@@ -15,7 +15,6 @@ from kvtrace.ledger.run import Worker
 from kvtrace.ledger.steps import NEVER_RAN, Executed
 
 READ_ONLY = "the load read them there: what it filled may be a copy of them"
-_FEWER_NAMED = Sign(By.METADATA, LoadEnd.PARTLY, ("the metadata names fewer slots than were accepted",))
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,3 @@ class Failed:
         if slots:
             last = intersect(last, union((start, stop) for start, stop, _ in slots))
         return signs(last, Sign(By.REPORT, LoadEnd.FAILED, (self.why,), self.here))
-
-
-def unnamed(accepted: Accepted) -> Signs:
-    """What the metadata names no slots for. Where writes are seen, all that was written came all the same."""
-    return signs(accepted.unnamed, _FEWER_NAMED)

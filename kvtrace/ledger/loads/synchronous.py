@@ -10,7 +10,7 @@ import numpy as np
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
-from kvtrace.ledger.loads.seen import READ_ONLY, Failed, LoadsSeen, unnamed
+from kvtrace.ledger.loads.seen import READ_ONLY, Failed, LoadsSeen
 from kvtrace.ledger.loads.steps_seen import NEVER, LoadEvidence, LoadStepBit, PairBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
@@ -139,8 +139,6 @@ class _InStep:
         found = [*failed.signs(self._accepted, slots), *slots]
         if call:
             found += signs([self._accepted.asked.positions], call)
-        if not missing.certain:
-            found += unnamed(self._accepted)
         return InPair(tuple(found), self._wrote[pair] >= 0 or missing.certain)
 
     def _by_calls(self, pair: int) -> Sign | None:
