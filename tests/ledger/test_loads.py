@@ -146,7 +146,7 @@ def test_what_the_hooks_of_a_load_were_seen_to_write(
 
 
 @pytest.mark.parametrize("entry", [Entry("a", 64, 96, 0, LOAD), Entry("a", 3, 3, -1, LOAD)])
-def test_metadata_that_names_less_of_a_load_says_nothing_of_the_rest(tmp_path: Path, entry: Entry) -> None:
+def test_metadata_that_names_less_of_a_load_says_nothing(tmp_path: Path, entry: Entry) -> None:
     sim = one(tmp_path)
     sim.lookup("a", 0, 96, 96)
     sim.step([Chunk("a", 96, 32, first=True)], [entry], prompts={"a": 128})
