@@ -86,7 +86,7 @@ def _conclude(case: Case, results: Sequence[Result]) -> Diagnosis:
         saves=saves,
         loads=named(run.loads),
         stages=stage_rows(case),
-        requests=_requests(case),
+        requests=_requests(case, {one.id for one in findings if one.severity == FAULT}),
     )
 
 
@@ -297,35 +297,41 @@ def _unreadable(run: Run, steps: int) -> str:
     return f"the metadata of {steps} steps has a shape that is not understood{names}"
 
 
-def _requests(case: Case) -> pd.DataFrame:
-    """Run.requests with a verdict each, worst first."""
+_NO_TOKENS = False, 0, "no tokens"
+
+
+def _requests(case: Case, faults: Set[str]) -> pd.DataFrame:
+    """Run.requests with a verdict each, worst first. ``faults``: what was found to be one."""
     run = case.run
-    best: dict[int, tuple[int, str]] = {}
+    best: dict[int, tuple[bool, int, str]] = {}
     unseen: Counter[int] = Counter(case.unheard.requests)
     lost: Counter[int] = Counter()
     partly: set[int] = set()  # requests of which prompt tokens are not kept
+
+    def take(request: int, amount: int, name: str) -> None:
+        one = name in faults, amount, name
+        if amount and one[:2] > best.get(request, _NO_TOKENS)[:2]:
+            best[request] = one
+
     for row in rows(run.base):
         if row.outcome == NOT_OBSERVED:
             unseen[row.request] += int(row.amount)
             continue
         if row.outcome not in KEPT and row.amount:
             partly.add(row.request)
-        if row.amount > best.get(row.request, (0, ""))[0]:
-            outcome = kept(row.outcome, row.ended)
-            best[row.request] = (int(row.amount), cause_of(outcome) or outcome)
+        outcome = kept(row.outcome, row.ended)
+        take(row.request, int(row.amount), cause_of(outcome) or outcome)
     for request, amount in unseen.items():
         partly |= {request} if amount else set()
-        if amount > best.get(request, (0, ""))[0]:
-            best[request] = (amount, NOT_OBSERVED)
+        take(request, amount, NOT_OBSERVED)
     for ident, assigned in case.assigned.items():
         for request, amount in assigned.requests.items():
             lost[request] += amount
             partly |= {request} if assigned.of_prompts[request] else set()
-            if amount > best.get(request, (0, ""))[0]:
-                best[request] = (amount, ident)
+            take(request, amount, ident)
     table = run.requests.copy()
     table["verdict"] = [
-        _verdict(best.get(i, (0, "no tokens"))[1], i in partly, lost[i] > 0) for i in range(len(table))
+        _verdict(best.get(i, _NO_TOKENS)[2], i in partly, lost[i] > 0) for i in range(len(table))
     ]
     table["grade"] = _grades_of_requests(case)
     of = case.whole.requests
@@ -347,7 +353,7 @@ def _not_loaded(load: LoadOf) -> int:
 
 
 def _verdict(most: str, partly: bool, any_lost: bool) -> str:
-    """What became of most of a request's tokens, and whether that holds for the others.
+    """What became of a request's tokens: a fault, or what became of most and whether that holds for others.
 
     ``saved``: of all tokens; ``prompt-saved``: of all prompt tokens; ``partly-saved``: not of these either.
     """

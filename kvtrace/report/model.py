@@ -412,9 +412,9 @@ class RequestRow(GradedRow):
     not_saved: Annotated[Number, "tokens that were lost on the way"]
     verdict: Annotated[
         str,
-        "what became of most of its tokens: saved, loaded, local-hit, pending, not-observed, or the id of a "
-        "cause; partly-saved where prompt tokens are not kept, prompt-saved where only later tokens are not "
-        "(so with loaded and local-hit)",
+        "the id of a fault that its tokens met; or what became of most of them: saved, loaded, local-hit, "
+        "pending, not-observed, or the id of a cause; partly-saved where prompt tokens are not kept, "
+        "prompt-saved where only later tokens are not (so with loaded and local-hit)",
     ]
     status: Annotated[str, "how it ended in vLLM; empty where it did not"]
     first_step: Annotated[Count, "first step"]
