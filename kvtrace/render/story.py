@@ -126,7 +126,9 @@ def _verdict(story: Story) -> str:
     parts = []
     accounts = story.accounts
     for account in sorted(accounts, key=lambda name: (name not in KEPT, -accounts[name])):
-        parts.append(f"{count(accounts[account] / pairs)} {outcome_label(account)}")
+        tokens = story.tokens(account)
+        some = "" if accounts[account] == tokens * pairs else " in a part of the layers"
+        parts.append(f"{count(tokens)} {outcome_label(account)}{some}")
     where = f"{plural(len(layers), 'KV layer')} x {plural(len(ranks), 'rank')}"
     if not parts:
         return f"No token of this request ever had KV here ({where})."

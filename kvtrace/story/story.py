@@ -149,3 +149,7 @@ class Story:
         for part in self.ranges:
             found[part.account] = found.get(part.account, 0) + (part.end - part.start) * len(part.pairs)
         return found
+
+    def tokens(self, account: str) -> int:
+        """How many tokens ended up there in at least one pair."""
+        return len({at for part in self.ranges if part.account == account for at in range(part.start, part.end)})

@@ -179,6 +179,7 @@ def test_ranges_sum_to_the_ledger(tmp_path: Path, unit: int, fate: Fate) -> None
         story = tell(tmp_path, prompt.id)
         own = story.accounts
         assert sum(own.values()) == story.computed * len(story.pairs)
+        assert all(own[name] <= story.tokens(name) * len(story.pairs) for name in own)
         books.update(own)
         marks = sorted((r.start, r.end) for r in story.ranges)
         assert all(0 <= start < end <= story.computed for start, end in marks)
