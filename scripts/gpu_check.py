@@ -130,8 +130,8 @@ class Runner:
         folder.mkdir(parents=True)
         spec = {
             "job": job, "mode": case.mode, "declares": case.declares, "backend": case.backend,
-            "device": self.device, "model": str(self.model), "store": str(folder / "store"),
-            "result": str(folder / "result.json"),
+            "connector": case.connector, "device": self.device, "model": str(self.model),
+            "store": str(folder / "store"), "result": str(folder / "result.json"),
         }  # fmt: skip
         (folder / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
         command = [sys.executable, str(SUPPORT / "drive.py"), str(folder / "spec.json")]

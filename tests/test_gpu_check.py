@@ -131,7 +131,7 @@ def test_what_must_not_be_is_said(case: Case, path: list[Any], value: object, sa
 
 def test_the_matrix_is_whole_and_each_case_expects_something() -> None:
     cases = matrix("cuda")
-    assert len(cases) == len(set(cases)) == len({case.name for case in cases}) == 10
+    assert len(cases) == len(set(cases)) == len({case.name for case in cases}) == 12
     flash = {(case.mode, case.declares) for case in cases if case.backend == "FLASH_ATTN"}
     modes = ("eager", "PIECEWISE", "FULL", "FULL_AND_PIECEWISE")
     assert flash == {(name, declares) for name in modes for declares in (False, True)}
@@ -280,6 +280,22 @@ pathlib.Path("run").mkdir()
 pathlib.Path("run/report.json").write_text(json.dumps(report))
 pathlib.Path("result.json").write_text("{}")
 """
+
+
+@pytest.mark.parametrize(
+    ("loaded", "proved", "fault", "problems"),
+    [(384, 4, [], 0), (383, 4, [], 1), (384, 0, [], 1), (384, 4, ["kv-load-wrong"], 1)],
+)
+def test_vllms_own_connectors_give_back_what_the_engine_says(
+    loaded: int, proved: int, fault: list[str], problems: int
+) -> None:
+    case = next(one for one in matrix("cuda") if one.connector == "OffloadingConnector")
+    loads = {"tokens": {"loaded": float(loaded)}, "grades": {"loaded": {"proved": proved}}}
+    told = {
+        "ledger": {"loads": loads},
+        "findings": [{"id": one, "severity": "fault"} for one in fault],
+    }
+    assert len(judge(case, told, {"loaded": 384}, "cuda")) == problems
 
 
 @pytest.mark.parametrize("off", [False, True])

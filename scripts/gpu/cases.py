@@ -10,20 +10,26 @@ SAVE_RANGE = "gpu_layer_store.save_kv_layer"
 """What the connector calls its own work in torch's profiler: it is done inside the attention op."""
 BLOCK_STEPS = 24
 """Steps of a block of the ratio: so many tokens are generated of each prompt."""
+OWN = "GpuLayerStore"
 FULL_MODES = ("FULL", "FULL_AND_PIECEWISE")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One engine: the graph mode that is asked for, and whether the connector declares PIECEWISE."""
+    """One engine: the graph mode that is asked for, and whether the connector declares PIECEWISE.
+
+    ``connector``: ours, or one of vLLM's that keeps KV in host memory: its prompts come twice.
+    """
 
     mode: str  # eager | PIECEWISE | FULL | FULL_AND_PIECEWISE
     declares: bool
     backend: str  # "" leaves it to vLLM (CPU)
+    connector: str = OWN
 
     @property
     def name(self) -> str:
-        parts = (self.mode.lower(), "declares" if self.declares else "plain", self.backend.lower())
+        kind = "declares" if self.declares else "plain" if self.connector == OWN else self.connector.lower()
+        parts = (self.mode.lower(), kind, self.backend.lower())
         return "-".join(part for part in parts if part)
 
 
@@ -45,7 +51,12 @@ def matrix(device: str) -> list[Case]:
     modes = ("FULL", "FULL_AND_PIECEWISE", "PIECEWISE", "eager")
     flash = [Case(mode, declares, "FLASH_ATTN") for declares in (False, True) for mode in modes]
     triton = [Case(mode, False, "TRITON_ATTN") for mode in ("FULL_AND_PIECEWISE", "FULL")]
-    return [*flash[:2], flash[4], *triton[:1], flash[2], flash[5], *triton[1:], flash[3], *flash[6:]]
+    host = [
+        Case("FULL_AND_PIECEWISE", False, "FLASH_ATTN", "OffloadingConnector"),
+        Case("eager", False, "FLASH_ATTN", "SimpleCPUOffloadConnector"),
+    ]
+    first, rest = [*flash[:2], flash[4], *triton[:1]], [flash[2], flash[5], *triton[1:], flash[3], *flash[6:]]
+    return [*first, *host, *rest]
 
 
 def expected(case: Case, used: str = "") -> Expected:

@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu.cases import BLOCK_STEPS, OP, SAVE_RANGE
+from gpu.cases import BLOCK_STEPS, OP, OWN, SAVE_RANGE
+
+HOST_BYTES = 256 << 20
 
 
 def engine(spec: dict[str, Any]) -> Any:
@@ -42,23 +44,42 @@ def engine(spec: dict[str, Any]) -> Any:
         enable_prefix_caching=False,
         disable_log_stats=True,
         seed=0,
-        kv_transfer_config={
-            "kv_connector": "GpuLayerStore",
-            "kv_connector_module_path": "gpu_layer_store",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": spec["store"], "declares": spec["declares"]},
-        },
+        kv_transfer_config=transfer_config(spec),
         **options,
     )
 
 
+def transfer_config(spec: dict[str, Any]) -> dict[str, Any]:
+    if spec["connector"] != OWN:
+        of_host = {"cpu_bytes_to_use": HOST_BYTES}
+        return {"kv_connector": spec["connector"], "kv_role": "kv_both", "kv_connector_extra_config": of_host}
+    return {
+        "kv_connector": OWN,
+        "kv_connector_module_path": "gpu_layer_store",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": spec["store"], "declares": spec["declares"]},
+    }
+
+
 def generate(llm: Any, batch: int, seed: int, output: int) -> list[list[int]]:
+    return [list(one.outputs[0].token_ids) for one in answers(llm, batch, seed, output)]
+
+
+def answers(llm: Any, batch: int, seed: int, output: int) -> list[Any]:
+    """vLLM's own results, of prompts that the seed decides."""
     from vllm import SamplingParams
 
     rng = random.Random(seed)
     prompts = [{"prompt_token_ids": [rng.randrange(10, 500) for _ in range(97)]} for _ in range(batch)]
     params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-    return [list(one.outputs[0].token_ids) for one in llm.generate(prompts, params, use_tqdm=False)]
+    return list(llm.generate(prompts, params, use_tqdm=False))
+
+
+def given_back(llm: Any) -> int:
+    """Tokens that the engine did not compute when the same prompts came once more. Its own prefix cache is
+    off: the connector gave them."""
+    generate(llm, 1, 2, 4)  # steps in which what was saved comes to its end
+    return sum(int(one.num_cached_tokens or 0) for one in answers(llm, 4, 0, 12))
 
 
 def profiled(llm: Any, spec: dict[str, Any]) -> dict[str, Any]:
@@ -87,26 +108,28 @@ def profiled(llm: Any, spec: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    answers = os.fdopen(os.dup(1), "w")
+    out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's own prints must not mix with the answers
     llm = engine(spec)
     result: dict[str, Any] = {}
     if spec["job"] == "blocks":
-        print("ready", file=answers, flush=True)
+        print("ready", file=out, flush=True)
         for number, line in enumerate(sys.stdin):
             began = time.perf_counter()
             tokens = generate(llm, int(line), number, BLOCK_STEPS)
             figures = {"seconds": time.perf_counter() - began, "tokens": tokens}
-            print(json.dumps(figures), file=answers, flush=True)
+            print(json.dumps(figures), file=out, flush=True)
     else:
         generate(llm, 4, 0, 12)
         if spec["job"] == "profile":
             result["profile"] = profiled(llm, spec)
+        if spec["connector"] != OWN:
+            result["counts"] = {"loaded": given_back(llm)}
     import gpu_layer_store
     import torch
     import vllm
 
-    result |= {"counts": gpu_layer_store.COUNTS, "vllm": vllm.__version__, "torch": torch.__version__}
+    result = {"counts": gpu_layer_store.COUNTS, "vllm": vllm.__version__, "torch": torch.__version__} | result
     Path(spec["result"]).write_text(json.dumps(result), encoding="utf-8")
 
 

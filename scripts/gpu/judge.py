@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu.cases import OP, SAVE, Case, expected
+from gpu.cases import OP, OWN, SAVE, Case, expected
 
 LOW = 0.9
 """Of the profiler's kernel time: what lies between two events cannot be less, but for their resolution."""
@@ -18,11 +18,13 @@ def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], dev
     """What is wrong with a case's report; an empty list is good.
 
     Args:
-        counted: the connector's own calls of save_kv_layer: ``saves`` outside of capture.
+        counted: the connector's own calls of save_kv_layer: ``saves`` outside of capture; or ``loaded``.
     """
+    faults = [one["id"] for one in report["findings"] if one["severity"] == "fault"]
+    if case.connector != OWN:
+        return _loads_problems(report, counted, faults)
     problems = []
     ids = [one["id"] for one in report["findings"]]
-    faults = [one["id"] for one in report["findings"] if one["severity"] == "fault"]
     graphs = report.get("graphs") or []
     used = graphs[0]["used"] if graphs else ""
     want = expected(case, used)
@@ -62,6 +64,20 @@ def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], dev
         problems.append("the report does not say that the connector's declaration changed the mode")
     if want.used != "FULL":  # else no call ran in Python
         problems += _device_problems(report)
+    return problems
+
+
+def _loads_problems(
+    report: Mapping[str, Any], counted: Mapping[str, Any], faults: Sequence[str]
+) -> list[str]:
+    """``counted``: ``loaded``, tokens that the engine did not compute."""
+    problems = [f"faults that are none: {', '.join(faults)}"] if faults else []
+    loads = report["ledger"]["loads"]
+    loaded, proved = loads["tokens"].get("loaded", 0), loads["grades"].get("loaded", {}).get("proved", 0)
+    if loaded != counted["loaded"] or not loaded:
+        problems.append(f"{loaded:g} tokens loaded in the report, {counted['loaded']} by the engine")
+    if not proved:
+        problems.append("of no loaded token it is proved that it came back equal")
     return problems
 
 
