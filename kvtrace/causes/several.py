@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from kvtrace.causes.case import Case
+from kvtrace.causes.cause import LOADS
 from kvtrace.causes.diagnosis import Diagnosis, Finding, NotObserved, Result, RuledOut
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.run import Engine, Run
+from kvtrace.terms import FAULT
 from kvtrace.words import listed
 
 Parts = Sequence[tuple[str, Diagnosis]]
@@ -51,7 +53,7 @@ def joined(case: Case, results: Sequence[Result], parts: Parts) -> list[Result]:
     Of tokens each connector speaks for itself: what is found in one of them is found, and says in which;
     what each of them rules out is ruled out. The rest (processes, settings, times) is the run's.
     """
-    found = _findings(parts)
+    found = _of_the_run(_findings(parts), {one.id: one for one in results if isinstance(one, Finding)})
     ids = {one.id for one in found}
     # Lost by all, and for a reason that none of them gives for its own loss as a whole.
     missing = set(case.assigned) - ids
@@ -109,6 +111,20 @@ def _findings(parts: Parts) -> list[Finding]:
         )
         for name, one in said
         if _of_tokens(one.id)
+    ]
+
+
+def _of_the_run(found: Sequence[Finding], whole: Mapping[str, Finding]) -> list[Finding]:
+    """Faults; and what is none of one of them only where the ``whole`` run has it too: else another has the
+    tokens, or gave them. What was not loaded was given by none."""
+    kept: list[Finding] = []
+    for one in found:
+        of_loads = one.severity != FAULT and CATALOGUE[one.id].ledger == LOADS
+        kept += [whole.get(one.id, one) if of_loads else one]
+    return [
+        one
+        for at, one in enumerate(kept)
+        if (one.severity == FAULT or one.id in whole) and one not in kept[:at]
     ]
 
 
