@@ -31,7 +31,7 @@ from kvtrace.render.page import (
     Terms,
     bulleted,
 )
-from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, SAVED, Grade, Stage, severity_word
+from kvtrace.terms import FAULT, KEPT, LIMIT, LOCAL_HIT, NOT_OBSERVED, NOTE, SAVED, Grade, Stage, severity_word
 from kvtrace.words import clean, count, duration, of_all, percent, plural, size
 
 if TYPE_CHECKING:
@@ -351,7 +351,8 @@ def _connectors(report: Report) -> Page:
     page: Page = []
     for one in report.get("connectors", []):
         ledger, name = one["ledger"]["saves"], clean(one["name"], 80)
-        page += _ledger(f"With {name} alone", ledger, "every token, each layer and rank")[:1]
+        reused = f" ({LOCAL_HIT}: or loaded by another)" if ledger["accounts"].get(LOCAL_HIT) else ""
+        page += _ledger(f"With {name} alone{reused}", ledger, "every token, each layer and rank")[:1]
         calls = [
             f"{clean(row['hook'], 60)} {count(row['fired'])}/{count(row['eligible'])}"
             + (f" ({count(row['with_work'])} with work)" if row["with_work"] else "")
