@@ -31,7 +31,18 @@ from kvtrace.render.page import (
     Terms,
     bulleted,
 )
-from kvtrace.terms import FAULT, KEPT, LIMIT, LOCAL_HIT, NOT_OBSERVED, NOTE, SAVED, Grade, Stage, severity_word
+from kvtrace.terms import (
+    FAULT,
+    KEPT,
+    LIMIT,
+    LOCAL_HIT,
+    NOT_OBSERVED,
+    NOTE,
+    SAVED,
+    Grade,
+    Stage,
+    severity_word,
+)
 from kvtrace.words import clean, count, duration, of_all, percent, plural, size
 
 if TYPE_CHECKING:
