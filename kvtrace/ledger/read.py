@@ -172,7 +172,7 @@ def _books(
         entries=saves.entries, lost=saves.lost, base=saves.base,
         loads=loads_sum, load_rows=loads,
         in_common=in_common(requests),
-        compared=contents.blocks,
+        compared=contents.blocks, reused_wrong=contents.reused,
         total=saves.total,
         notes=[
             *unfinished(requests), *(() if files[0].exit_code == 0 else in_the_open(scans)),

@@ -532,6 +532,8 @@ class Run:
     """Of engines with several connectors inside one: the run as each of these saw it."""
     compared: Mapping[str, int] = field(default_factory=dict)
     """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
+    reused_wrong: Sequence[tuple[int, str]] = ()
+    """Blocks of the GPU's own prefix cache that hold other tokens' KV: (row of a request, what is said)."""
     states: States | None = None
     """The book of layers that keep a state a request; None where there is none."""
     outside: Sequence[OutsideBytes] = ()

@@ -61,6 +61,15 @@ class Cache:
         self.sim.prints(request, prints)
         return self
 
+    def reuses(self, request: str, prints: list[int], tokens: tuple[int, ...] = A) -> Cache:
+        """The GPU's own prefix cache has all but the last block."""
+        length = len(tokens) * BLOCK
+        self.sim.arrive(Prompt(request, length, digest=tokens[-1], prefixes=tokens))
+        self.sim.lookup(request, length - BLOCK, 0, 0)
+        self.sim.step([Chunk(request, length - BLOCK, BLOCK, first=True)], prompts={request: length})
+        self.sim.prints(request, prints)
+        return self
+
     def run(self) -> Run:
         self.sim.write()
         run = read_run(self.sim.dir)
@@ -385,12 +394,23 @@ def test_what_the_store_had_before_the_run_is_not_wrong(tmp_path: Path) -> None:
 
 def test_loaded_blocks_that_the_gpu_keeps_excuse_no_load(tmp_path: Path) -> None:
     """A third request has them from the GPU's prefix cache: that is no KV from before the run."""
-    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 7, 8])
-    cache.sim.arrive(Prompt("c", 4 * BLOCK, digest=A[-1], prefixes=A))
-    cache.sim.lookup("c", 3 * BLOCK, 0, 0)
-    cache.sim.step([Chunk("c", 3 * BLOCK, BLOCK, first=True)], prompts={"c": 4 * BLOCK})
-    cache.sim.prints("c", [5, 99, 7, 8])
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 7, 8]).reuses("c", [5, 99, 7, 8])
     assert cache.run().compared == {"equal": 2, "altered": 1}
+
+
+@pytest.mark.parametrize(
+    ("prints", "wrong"),
+    [([5, 6, 7, 8], 0), ([5, 99, 7, 8], 0), ([5, 5, 7, 8], 1), ([22, 6, 23, 8], 2)],
+)
+def test_other_kv_in_the_gpus_own_prefix_cache_is_a_fault(
+    tmp_path: Path, prints: list[int], wrong: int
+) -> None:
+    """Of what is no other tokens' KV nothing is said: two computations differ in their last bits."""
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("x", [21, 22, 23, 24], (31, 32, 33, 34))
+    said = diagnose(cache.reuses("c", prints).run())
+    faults = [one for one in said.findings if one.severity == "fault"]
+    assert [(one.id, one.requests) for one in faults] == [("kv-load-wrong", 1)] * (wrong > 0)
+    assert not wrong or faults[0].evidence[0].startswith(f"{wrong} block")
 
 
 def test_where_one_computation_was_not_printed_nothing_is_wrong(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
 from kvtrace.ledger.contents.compare import ANOTHER_PROMPT, EQUAL, NOT_COMPARED, SAME_PROMPT, TWICE, WRONG
-from kvtrace.words import count, of_all, plural
+from kvtrace.terms import Grade
+from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
     id="kv-load-wrong",
@@ -18,7 +19,8 @@ CAUSE = Cause(
         "The fingerprint of a loaded block is that of other tokens or of another place, or stands twice in "
         "one load, or is none of those that the same tokens computed to in this run on that rank, though "
         "each of these is known and the store had nothing for them before. The "
-        "fingerprints of single layers tell which of them differ."
+        "fingerprints of single layers tell which of them differ. Or a block that the GPU's own prefix cache "
+        "gave has the fingerprint of other tokens."
     ),
     remedy=(
         "Check the key (all tokens up to the end of what is stored, model, layer, rank), the order of the "
@@ -46,6 +48,7 @@ _BY_WORDS = (
     (TWICE, "go on to the next block of the store, and of the request, with each one"),
 )
 """What the fingerprints say in these words has its own remedy."""
+_MOST_SAID = 3
 VERIFIED = "kv-verified"
 """What stands among the rule-outs where loads were compared, and equal."""
 
@@ -69,9 +72,16 @@ def rule(case: Case) -> Results:
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
                 *loads.reasons_and_places(wrong, CAUSE),
+                *_reused(case),
             ],
             remedy=[*remedies, CAUSE.remedy],
             headline="loaded KV is not what its tokens compute to",
+        )
+    elif reused := _reused(case):
+        rows = {row for row, _ in case.run.reused_wrong}
+        title = f"{plural(len(rows), 'request')} went on from other tokens' KV in the GPU's own prefix cache."
+        yield case.finding(
+            CAUSE, title, tokens=0, share=0.0, requests=len(rows), evidence=reused, grade=Grade.PROVED
         )
     elif equal and not unequal:
         tokens = sum(row.proved / case.engines[row.engine].pairs for row in accepted)
@@ -87,3 +97,17 @@ def rule(case: Case) -> Results:
             f"of {plural(unknown, 'loaded block')} none could be compared with what the same tokens "
             "computed to in this run"
         )
+
+
+def _reused(case: Case) -> list[str]:
+    """What is wrong in the GPU's own prefix cache: what the connector did to it goes on from there."""
+    found = case.run.reused_wrong
+    if not found:
+        return []
+    who = list(dict.fromkeys(case.requests[row].id for row, _ in found))
+    said = list(dict.fromkeys(why for _, why in found))
+    return [
+        f"{plural(len(found), 'block')} that {listed(who)} reused from the GPU's own prefix cache hold other "
+        "tokens' KV: a load wrote there, or they were reused before it was over",
+        *said[:_MOST_SAID],
+    ]

@@ -71,6 +71,7 @@ class Contents:
         sharing: (row, end of a wrong block) -> the requests that begin with the same tokens, and their pairs.
         blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared", "altered".
         written: requests into whose slots something was seen to be written.
+        reused: blocks of the GPU's own prefix cache that hold other tokens' KV: (row, what is said of them).
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class Contents:
     sharing: Mapping[tuple[int, int], Sequence[tuple[int, int]]] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
+    reused: Sequence[tuple[int, str]] = ()
 
     def unequal(self, rows: Iterable[int]) -> Mapping[int, Sequence[Returned]]:
         """Positions of which another's KV, or nobody's, came back to these requests, by whoever begins with
@@ -123,8 +125,10 @@ def compare(
     blocks: Counter[str] = Counter()
     same_before = remaining(workers, places) if places is not None else set()
     alone = unwritten_blocks(workers, places, written) if places is not None else {}
+    reused: dict[tuple[int, int], str] = {}
     for shape in dict.fromkeys(one.shape for one in workers):
         judge = _Judge(shape, workers, requests, prefixes)
+        reused |= judge.reused()
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
             if savers and pairs & ~written.get(block.row, 0) and (pairs, block) in same_before:
@@ -144,7 +148,8 @@ def compare(
     _altered(wrong, blocks)
     if places is not None:
         _look_later(wrong, held_later(workers, places), requests)
-    return Contents(wrong, _by_row(proved), sharing, blocks, frozenset(written))
+    found_reused = [(row, why) for (row, _), why in sorted(reused.items())]
+    return Contents(wrong, _by_row(proved), sharing, blocks, frozenset(written), found_reused)
 
 
 def _by_row(found: Mapping[tuple[int, int], Sequence[Interval]]) -> Mapping[int, Sequence[Returned]]:
@@ -315,6 +320,12 @@ class _Judge:
         """(pairs, block) of every loaded block, in the order of the steps."""
         blocks = [(one.pairs, block) for one in self._workers for block in one.blocks]
         return sorted((one for one in blocks if one[1].origin is Origin.LOADED), key=lambda one: one[1].step)
+
+    def reused(self) -> dict[tuple[int, int], str]:
+        """(row, begin) of blocks of the GPU's own prefix cache that hold what other tokens computed to."""
+        blocks = [block for one in self._workers for block in one.blocks if block.origin is Origin.REUSED]
+        found = ((block, self._another_s(block)) for block in blocks if self._telling)
+        return {(block.row, block.start): why.text for block, why in found if why}
 
     def pairs_of(self, row: int) -> int:
         return self._pairs[self._requests[row].engine]
