@@ -38,16 +38,17 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
     if span.phase == "decode":
         return []
     request = case.requests[span.request]
-    return intersect(unclaimed, union([(0, answered(request)), *_there_before(case, request)]))
+    return intersect(unclaimed, union([(0, answered(request)), *there_before(case, request)]))
 
 
 def claim_unread(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Of what the save hook was given and did not read: what earlier requests with these tokens were given,
     and is not known to be lost of all of them. The worker may well look whether a key is there."""
-    return intersect(unclaimed, _there_before(case, case.requests[span.request]))
+    return intersect(unclaimed, there_before(case, case.requests[span.request]))
 
 
-def _there_before(case: Case, request: CaseRequest) -> list[Interval]:
+def there_before(case: Case, request: CaseRequest) -> list[Interval]:
+    """Positions of a request that earlier ones with these tokens had kept as it began."""
     return case.once(("there before", request.row), lambda: _there(case, request))
 
 

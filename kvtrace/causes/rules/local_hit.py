@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import CaseRequest, kept_before
+from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.rule import NOTE, Case, Cause, Results
-from kvtrace.terms import LOCAL_HIT, Grade
+from kvtrace.causes.rules.already_stored import there_before
+from kvtrace.ledger.intervals import intersect, length, union
+from kvtrace.terms import LOCAL_HIT
 from kvtrace.words import count, percent
 
 CAUSE = Cause(
@@ -20,10 +22,10 @@ CAUSE = Cause(
 
 
 def _stored(case: Case, request: CaseRequest) -> int:
-    """Leading tokens of a request that were seen to be saved before: of an earlier prompt that begins with
-    them, or as its own before it was preempted."""
+    """Tokens that a request reused and that were seen to be saved before: of an earlier prompt that begins
+    with them, or as its own before it was preempted."""
     own = (request.taken or 0) if request.preemptions else 0
-    return max(own, kept_before(case, request, Grade.DECLARED))
+    return length(intersect([(0, request.local)], union([(0, own), *there_before(case, request)])))
 
 
 def rule(case: Case) -> Results:
@@ -33,11 +35,11 @@ def rule(case: Case) -> Results:
     reused = case.whole.tokens.get(LOCAL_HIT, 0)
     if any(engine.facts.prefix_caching for engine in known):
         share = percent(reused, case.total_tokens)
-        stored = min(reused, sum(min(r.local, _stored(case, r)) for r in case.requests if r.local))
+        stored = min(reused, sum(_stored(case, r) for r in case.requests if r.local))
         found = f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache"
         if reused:
-            found += f"; a save of {count(stored)} of these was seen, and none of the other "
-            found += count(reused - stored)
+            found += f"; a save of {count(stored)} of these was seen"
+            found += f", of the other {count(reused - stored)} none" if stored < reused else ""
         yield CAUSE.ruled_out(found)
     else:
         yield CAUSE.ruled_out(
