@@ -294,6 +294,20 @@ def test_a_layer_that_is_never_read_is_one_finding(tmp_path: Path, named: bool) 
     assert [(one.layer, one.tokens) for one in run.kept if not one.tokens] == [(sim.layer_names[3], 0)]
 
 
+@pytest.mark.parametrize(("end", "out"), [(SaveEnd.MISPLACED, False), (SaveEnd.LOST_LATER, True)])
+def test_no_preemption_is_ruled_out_beside_reads_of_others_kv(
+    tmp_path: Path, end: SaveEnd, out: bool
+) -> None:
+    """It may have given the blocks to another before they were read."""
+    run = run_of(tmp_path)
+    first = run.requests.index == 0
+    requests = run.requests.assign(preemptions=first * 1, preempt_step=first * run.requests["chunk_step"])
+    lost = lost_of(run, 0, 0, 64, end, int(requests["chunk_step"].iloc[0]))
+    base = run.base[run.base["request"] != 0]
+    found = diagnose(replace(run, lost=lost, base=base, requests=requests))
+    assert ("preempted-before-save" in {one.id for one in found.ruled_out}) == out
+
+
 def test_prompts_left_out_that_begin_like_a_stored_are_a_choice(tmp_path: Path) -> None:
     """A key of the first tokens alone would do so, and so does admission on second use."""
     sim = Sim(tmp_path, ints={"unit": 32})

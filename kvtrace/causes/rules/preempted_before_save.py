@@ -34,6 +34,12 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
     return unclaimed if nothing_else_explains(case, request) else []
 
 
+def _read_late(case: Case) -> set[int]:
+    """Requests whose blocks may have gone to another before they were read: a preemption gives them away."""
+    found = (case.assigned.get(ident) for ident in ("kv-misplaced", "kv-stale"))
+    return {row for one in found if one is not None for row in one.requests}
+
+
 CLAIMS = {Turn.REQUEST: claim}
 
 
@@ -41,8 +47,8 @@ def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
     preempted = [r for r in case.requests if r.preemptions]
     if not rows:
-        lost = unexplained(case)
-        if preempted and not any(r.unseen or r.row in lost for r in preempted):
+        lost, late = unexplained(case), _read_late(case)
+        if preempted and not any(r.unseen or r.row in lost or r.row in late for r in preempted):
             yield CAUSE.ruled_out(
                 f"{plural(len(preempted), 'request')} preempted, and no token of theirs was lost without "
                 "another reason"
