@@ -197,6 +197,14 @@ def uneven(report: Report) -> str:
     return f"{amount} saved in {where}; elsewhere {between}{most}."
 
 
+SAVED_WORDS = (
+    (("proved", "written"), "stored"),
+    (("read",), "read by the connector, no more seen"),
+    (("declared", "not observed", ""), "announced, no more seen"),
+)
+"""What tokens are called that count as saved, by how well that is seen: as in the verdict."""
+
+
 def generated(report: Report) -> str:
     """``34 generated tokens: never offered for saving.``; "" where there are none, or no report says."""
     ledger = report["ledger"]["saves"]
@@ -205,9 +213,16 @@ def generated(report: Report) -> str:
     of = {
         label(name): tokens_of(ledger, name) - sum(ledger["prompts"].get(name, {}).values())
         for name in ledger["accounts"]
-        if name in (SAVED, PENDING, NOT_OBSERVED) or name.startswith("not-saved:")
+        if name in (PENDING, NOT_OBSERVED) or name.startswith("not-saved:")
     }
-    found = sorted(((n, words) for words, n in of.items() if n), reverse=True)
+    saved, of_prompts = ledger["grades"].get(SAVED, {}), ledger["prompts"].get(SAVED, {})
+    left = tokens_of(ledger, SAVED) - sum(of_prompts.values())
+    each = tokens_of(ledger, SAVED) / max(1, sum(saved.values()))
+    for grades, words in SAVED_WORDS:  # a prompt token has its layers' worst grade: what is over is weaker
+        amount = sum(each * saved.get(one, 0) - of_prompts.get(one, 0) for one in grades)
+        of[words] = round(min(left, max(0.0, amount)))
+        left -= of[words]
+    found = sorted(((n, words) for words, n in of.items() if round(n)), reverse=True)
     told = [f"{count(n)} {words}" if len(found) > 1 else words for n, words in found]
     return f"{plural(sum(of.values()), 'generated token')}: {', '.join(told)}." if told else ""
 

@@ -171,12 +171,6 @@ def _vllm(report: Report) -> list[str]:
 
 _SEEN = {"proved": "came back the same", "written": "seen stored", "read": "", "declared": ""}
 """How well it is seen that tokens were stored or loaded."""
-_SAVED = (
-    (("proved", "written"), "stored"),
-    (("read",), "read by the connector, no more seen"),
-    (("declared", "not observed", ""), "announced, no more seen"),
-)
-"""What tokens are called that count as saved, by how well that is seen: as in the verdict."""
 
 
 class _Line(NamedTuple):
@@ -225,7 +219,7 @@ def _amounts(report: Report) -> dict[str, dict[str, int]]:
 def _lines(report: Report, name: str, grades: dict[str, int]) -> Iterator[_Line]:
     """The lines of one outcome: several for what is saved, by how well that is seen."""
     if name == SAVED:
-        for of, words in _SAVED:
+        for of, words in answers.SAVED_WORDS:
             part = {grade: grades[grade] for grade in of if grade in grades}
             if part:
                 yield _Line(words, sum(part.values()), _SEEN.get(list(part)[-1], ""), True)

@@ -308,3 +308,19 @@ def test_a_run_that_ended_is_not_running() -> None:
     assert running.still_running(Run())  # type: ignore[arg-type]
     Run.processes = (process(os.getpid(), socket.gethostname(), time.time_ns(), "trailer"),)
     assert not running.still_running(Run())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("grades", "words"),
+    [
+        ({"proved": 400}, "30 generated tokens: stored."),
+        ({"proved": 280, "read": 120}, "30 generated tokens: read by the connector, no more seen."),
+        ({"read": 400}, "30 generated tokens: read by the connector, no more seen."),
+    ],
+)
+def test_generated_tokens_are_called_stored_where_that_was_seen(grades: dict[str, int], words: str) -> None:
+    """Of 100 saved ones in 4 layers 70 are of prompts."""
+    prompts = {"proved": 70} if "proved" in grades else {"read": 70}
+    saves = {"accounts": {"saved": 400}, "tokens": {"saved": 100.0}, "grades": {"saved": grades}}
+    report: Any = {"ledger": {"saves": {**saves, "pairs": 4, "prompts": {"saved": prompts}}}}
+    assert answers.generated(report) == words
