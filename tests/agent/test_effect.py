@@ -6,6 +6,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -534,3 +535,22 @@ def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, mo
     step(connector, caches, store())
     assert len(connector.kept) == 2
     assert sys.getprofile() is None
+
+
+def test_what_the_watch_took_is_no_time_of_the_hook(trace, caches, monkeypatch):
+    """Its record begins later by that, and ends when the call did."""
+    stop = call._WatchedCall.stop
+
+    def slow(self, error):
+        until = time.perf_counter_ns() + 50_000_000
+        while time.perf_counter_ns() < until:
+            pass
+        stop(self, error)
+
+    monkeypatch.setattr(call._WatchedCall, "stop", slow)
+    began = time.perf_counter_ns()
+    save(make(caches), caches)
+    ended = time.perf_counter_ns()
+    assert ended - began > 50_000_000
+    (row,) = trace.calls(hooks.SAVE_LAYER)
+    assert row[2] - row[1] < 40_000_000 < row[2] - began

@@ -1,4 +1,5 @@
-"""The wrapper of one hook: clock, call, clock, record.
+"""The wrapper of one hook: clock, call, clock, record. Of a watched call what the watch took is left out: it
+begins later by that.
 
 It has the signature of the method that it stands for, and adds its record itself; the general one, with
 ``*args`` and ``**kwargs``, is for what that can't be spelt for.
@@ -14,6 +15,7 @@ from typing import Any
 
 from kvtrace.agent.hooks import hook_records
 from kvtrace.agent.hooks.device import DEVICE
+from kvtrace.agent.origin import HERE
 from kvtrace.agent.prints.prints import PRINTS
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.watch import call
@@ -35,7 +37,9 @@ def _kvt_wrapper({parameters}):
         if {off}:
             _kvt_result = {call}
         else:
+            _kvt_own = _kvt_here.own
             _kvt_result = _kvt_watched({self}, {self}.{method}, {layer}, {others})
+            _kvt_t0 += _kvt_here.own - _kvt_own
     except BaseException as _kvt_error:
         _kvt_raised({layer}, _kvt_t0, _kvt_error)
         _kvt_step_out(_kvt_error)
@@ -119,7 +123,9 @@ def _general(connector: Any, shadow: Any, hooked: Hooked, passed: Passed) -> Cal
                 result = method(*args, **kwargs)
             else:
                 layer = hook_records.argument(args, kwargs, *needs[0]) if hooked.hook.layered else None
+                own = HERE.own
                 result = point.watched(its(self), method, layer, *args, **kwargs)
+                t0 += HERE.own - own
         except BaseException as error:
             hook_records.raised(hooked, None, t0, error)
             frames.step_out(error)
@@ -190,6 +196,7 @@ def _generated(
     fills = _fills(hooked, signature, needed, point)
     names = {
         "_kvt_clock": clock,
+        "_kvt_here": HERE,
         "_kvt_passed": passed,
         "_kvt_agent": AGENT,
         "_kvt_ids": AGENT.ids,

@@ -119,7 +119,7 @@ def _plain(connector: Any, method: Callable[..., Any], layer: Any, /, *args: Any
 def _watched(hooked: Hooked, first: _FirstCalls | None) -> Callable[..., Any]:
     @frames.internal
     def watched(connector: Any, method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        call = None
+        call, began = None, clock()
         try:
             if first is not None:
                 first.passed()
@@ -132,6 +132,7 @@ def _watched(hooked: Hooked, first: _FirstCalls | None) -> Callable[..., Any]:
         except Exception:
             AGENT.failed(f"watching {hooked.hook.name}")
         error: BaseException | None = None
+        HERE.own += clock() - began
         try:
             return method(*args, **kwargs)
         except BaseException as caught:
@@ -140,7 +141,9 @@ def _watched(hooked: Hooked, first: _FirstCalls | None) -> Callable[..., Any]:
             raise
         finally:
             if call is not None:
+                ended = clock()
                 call.stop(error)
+                HERE.own += clock() - ended + call.copying
             error = None  # it holds this frame
 
     return watched
@@ -169,6 +172,8 @@ class _WatchedCall:
         self._running: list[Any] = []
         self.outside = OutsideCall(hooked.index)
         self._began = self._cost = 0
+        self.copying = 0
+        """ns that looking at its tensor operations took."""
         self._effects = hooked.hook.watch is hooks.Watch.COPY
         self._elsewhere = self._role == Role.WORKER and not self._effects and hooked.hook.in_step
         self._watch: CopyWatch | None = None
@@ -244,9 +249,9 @@ class _WatchedCall:
                 self._write_states(self._states, step, t)
             self.outside.write(step, AGENT.thread(), self._role)
             self._swallowed.report(error, About(self._layer, step))
-            cost = sum(one.cost for one in (self._watch, self._states) if one)
+            self.copying = sum(one.cost for one in (self._watch, self._states) if one)
             now = clock()
-            POLICY.spent(now - self._began if POLICY.bounded else self._cost + cost + now - began)
+            POLICY.spent(now - self._began if POLICY.bounded else self._cost + self.copying + now - began)
         except Exception:
             AGENT.failed(f"watching {self._hook.name}")
 
