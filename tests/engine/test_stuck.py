@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from side_by_side import KVTRACE
+from side_by_side import KVTRACE, Place, Ran, Script
+from vllm_env import vllm_env
 
 from kvtrace.ledger.stuck_file import StuckProcess, read_stuck_file, standing
 from kvtrace.report.load import read_report
@@ -41,16 +42,15 @@ def looks_in(run_dir: Path, way: str) -> list[StuckProcess]:
     ]
 
 
-def test_a_hook_that_hangs_is_named_with_calls_and_threads(
-    tmp_path: Path, tiny_model: Path, vllm_env: dict[str, str]
-) -> None:
-    run_dir, gates, log = tmp_path / "run", tmp_path / "gates", tmp_path / "log"
+def hangs(place: Place) -> None:
+    """In one way after the other; each but the last is ended once it was seen."""
+    run_dir, gates = place.run, place.folder / "gates"
     gates.mkdir()
-    env = vllm_env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    env = vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [*KVTRACE, "run", "-o", str(run_dir), "--stuck-after", "1", "--"]
-    with log.open("wb") as out:
+    with (place.folder / "log").open("wb") as out:
         run = subprocess.Popen(
-            [*command, sys.executable, str(SCRIPT), str(tiny_model), str(gates)],
+            [*command, sys.executable, str(SCRIPT), str(place.model), str(gates)],
             env=env, stdout=out, stderr=out,
         )  # fmt: skip
         try:
@@ -65,6 +65,13 @@ def test_a_hook_that_hangs_is_named_with_calls_and_threads(
             run.kill()
             run.wait()
 
+
+SCRIPTS = (hangs,)
+
+
+def test_a_hook_that_hangs_is_named_with_calls_and_threads(ran: Mapping[Script, Ran]) -> None:
+    assert ran[hangs].done is None
+    run_dir = ran[hangs].place.run
     for way, hook in zip(WAYS, HOOKS, strict=True):
         place = standing(looks_in(run_dir, way)[0].threads)
         assert place is not None and place.what == hook
@@ -87,4 +94,4 @@ def test_a_hook_that_hangs_is_named_with_calls_and_threads(
     assert found["severity"] == "fault" and "wait_for_save never came back" in found["title"]
     told = " ".join(found["evidence"])
     assert "hang_for_socket (hanging.py:" in told and "nothing more was recorded" in told
-    assert "kvtrace: pid" in log.read_text()
+    assert "kvtrace: pid" in (ran[hangs].place.folder / "log").read_text()
