@@ -39,7 +39,7 @@ def _kvt_wrapper({parameters}):
         else:
             _kvt_own = _kvt_here.own
             _kvt_result = _kvt_watched({self}, {self}.{method}, {layer}, {others})
-            _kvt_t0 += _kvt_here.own - _kvt_own
+            _kvt_t0 = min(_kvt_t0 + _kvt_here.own - _kvt_own, _kvt_clock())
     except BaseException as _kvt_error:
         _kvt_raised({layer}, _kvt_t0, _kvt_error)
         _kvt_step_out(_kvt_error)
@@ -125,7 +125,7 @@ def _general(connector: Any, shadow: Any, hooked: Hooked, passed: Passed) -> Cal
                 layer = hook_records.argument(args, kwargs, *needs[0]) if hooked.hook.layered else None
                 own = HERE.own
                 result = point.watched(its(self), method, layer, *args, **kwargs)
-                t0 += HERE.own - own
+                t0 = min(t0 + HERE.own - own, clock())
         except BaseException as error:
             hook_records.raised(hooked, None, t0, error)
             frames.step_out(error)
