@@ -119,13 +119,12 @@ def _of_the_run(found: Sequence[Finding], whole: Mapping[str, Finding]) -> list[
     tokens, or gave them. What was not loaded was given by none."""
     kept: list[Finding] = []
     for one in found:
-        of_loads = one.severity != FAULT and CATALOGUE[one.id].ledger == LOADS
-        kept += [whole.get(one.id, one) if of_loads else one]
-    return [
-        one
-        for at, one in enumerate(kept)
-        if (one.severity == FAULT or one.id in whole) and one not in kept[:at]
-    ]
+        if one.severity != FAULT and one.id not in whole:
+            continue
+        if one.severity != FAULT and CATALOGUE[one.id].ledger == LOADS:
+            one = whole[one.id]
+        kept += [] if one in kept else [one]
+    return kept
 
 
 def _ruled_out(parts: Parts, found: set[str]) -> list[RuledOut]:

@@ -78,6 +78,16 @@ def test_every_fault_can_be_planted_and_the_source_compiles(fault: str) -> None:
         assert marks == []
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_on_a_gpu_no_copy_takes_kv_for_host_memory(seed: int) -> None:
+    plan = replace(draw(seed), cuda=True)
+    text = generate(plan).text()
+    ast.parse(text)
+    assert "kv.numpy()" not in text and "memmove" not in text
+    saves = plan.role != "consumer"
+    assert ("out = out.cpu()" in text) == saves and ("tensor.to(kv.device)" in text) == plan.returns
+
+
 def body(plan: Plan) -> str:
     """A connector's source without the name of its module."""
     made = generate(plan)

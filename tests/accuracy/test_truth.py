@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness import choices, truth
 from harness.engine import Outcome, Request
-from harness.reference import Layout
+from harness.reference import GpuLayout, Layout
 from harness.storeview import StoreView, record_name
 from kvgen.plan import Plan, draw
 from kvgen.stores import LOSSY_PACKS, StoreChoice
@@ -43,6 +43,15 @@ def layout_of(block: int, head: int) -> Layout:
 @pytest.fixture(autouse=True)
 def _made_up_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Layout, "of", staticmethod(layout_of))
+
+
+def test_a_gpus_blocks_hold_each_tokens_heads_of_k_and_of_v() -> None:
+    tokens = np.arange(96 * 2 * 128, dtype=np.float32).reshape(96, 2, 128)
+    blocks = GpuLayout(32).pack(tokens)
+    assert blocks.shape == (3, *GpuLayout.row(2, 64)[:1], 32, GpuLayout.row(2, 64)[1])
+    assert (GpuLayout(32).unpack(blocks) == tokens).all()
+    # block 1, head 1 of V, its sixth token
+    assert (blocks[1, 2 + 1, 5] == tokens[32 + 5, 1, 64:]).all()
 
 
 def plan_for(wanted: Callable[[Plan], bool]) -> Plan:

@@ -119,7 +119,7 @@ def _plain(connector: Any, method: Callable[..., Any], layer: Any, /, *args: Any
 def _watched(hooked: Hooked, first: _FirstCalls | None) -> Callable[..., Any]:
     @frames.internal
     def watched(connector: Any, method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-        call, began = None, clock()
+        call = None
         try:
             if first is not None:
                 first.passed()
@@ -132,7 +132,6 @@ def _watched(hooked: Hooked, first: _FirstCalls | None) -> Callable[..., Any]:
         except Exception:
             AGENT.failed(f"watching {hooked.hook.name}")
         error: BaseException | None = None
-        HERE.own += clock() - began
         try:
             return method(*args, **kwargs)
         except BaseException as caught:
@@ -141,9 +140,7 @@ def _watched(hooked: Hooked, first: _FirstCalls | None) -> Callable[..., Any]:
             raise
         finally:
             if call is not None:
-                ended = clock()
                 call.stop(error)
-                HERE.own += clock() - ended + call.copying
             error = None  # it holds this frame
 
     return watched
@@ -164,6 +161,7 @@ class _WatchedCall:
     """One watched call. Each part is on its own: one that fails takes no other with it."""
 
     def __init__(self, hooked: Hooked, connector: Any) -> None:
+        self._began, self._cost = clock(), 0
         self._hook = hooked.hook
         self._index = hooked.index
         self._role = hooked.role
@@ -171,9 +169,6 @@ class _WatchedCall:
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
         self.outside = OutsideCall(hooked.index)
-        self._began = self._cost = 0
-        self.copying = 0
-        """ns that looking at its tensor operations took."""
         self._effects = hooked.hook.watch is hooks.Watch.COPY
         self._elsewhere = self._role == Role.WORKER and not self._effects and hooked.hook.in_step
         self._watch: CopyWatch | None = None
@@ -184,7 +179,6 @@ class _WatchedCall:
         self._swallowed = CallErrors(hooked.hook.name, hooked.role, self._owner)
 
     def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
-        began = clock()
         self._layer = layer
         self._before = HERE.work, HERE.origin
         HERE.work, HERE.origin = self, WorkOrigin(self._step(), self._index, self._hook.name, layer)
@@ -206,7 +200,7 @@ class _WatchedCall:
         if self._effects or self._elsewhere:
             self._begin(self._escapes)
         self._begin(self._swallowed)
-        self._began, self._cost = began, clock() - began
+        self._cost = clock() - self._began
 
     def logged(self, error: BaseException) -> bool:
         return self._swallowed.logged(error)
@@ -249,9 +243,11 @@ class _WatchedCall:
                 self._write_states(self._states, step, t)
             self.outside.write(step, AGENT.thread(), self._role)
             self._swallowed.report(error, About(self._layer, step))
-            self.copying = sum(one.cost for one in (self._watch, self._states) if one)
+            copying = sum(one.cost for one in (self._watch, self._states) if one)
             now = clock()
-            POLICY.spent(now - self._began if POLICY.bounded else self._cost + self.copying + now - began)
+            own = self._cost + copying + now - began
+            HERE.own += own
+            POLICY.spent(now - self._began if POLICY.bounded else own)
         except Exception:
             AGENT.failed(f"watching {self._hook.name}")
 

@@ -324,8 +324,18 @@ class _Judge:
     def reused(self) -> dict[tuple[int, int], str]:
         """(row, begin) of blocks of the GPU's own prefix cache that hold what other tokens computed to."""
         blocks = [block for one in self._workers for block in one.blocks if block.origin is Origin.REUSED]
-        found = ((block, self._another_s(block)) for block in blocks if self._telling)
+        strange = (block for block in blocks if self._telling and not self._is_its_own(block))
+        found = ((block, self._another_s(block)) for block in strange)
         return {(block.row, block.start): why.text for block, why in found if why}
+
+    def _is_its_own(self, block: Block) -> bool:
+        """Whether these tokens computed to it: most do, and one such computation is enough to look at."""
+        digest = self._prefixes.digest(block.row, block.end)
+        return any(
+            (one.start, one.end) == (block.start, block.end)
+            and self._prefixes.digest(one.row, one.end) == digest
+            for one in self._by_value.get(block.value, ())
+        )
 
     def pairs_of(self, row: int) -> int:
         return self._pairs[self._requests[row].engine]

@@ -192,8 +192,8 @@ class Runs:
         }
 
     def _here(self, plan: Any) -> Any:
-        """The plan as this machine and its vLLM run it: before 0.27 (or so) no connector is told of the block
-        tables of a step, so that one keeps requests instead."""
+        """The plan as this machine and its vLLM run it: an older one (0.20.2) hands no connector the block
+        tables of a step, so that it keeps the requests."""
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
         choice = dict(plan.choice)
