@@ -65,11 +65,11 @@ def tiny_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Runs:
+def runs(ran: Mapping[side_by_side.Script, side_by_side.Ran]) -> Runs:
     """The scenarios' runs on a real engine, each made once for all tests that look at it."""
     from scenario_runs import Runs
 
-    return Runs(out=tmp_path_factory.mktemp("scenarios"), model=tiny_model)
+    return Runs(ran)
 
 
 @pytest.fixture(scope="session")
@@ -77,10 +77,15 @@ def ran(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> Mapping[side_by_side.Script, side_by_side.Ran]:
     """By the function that runs it; a module names its own in ``SCRIPTS``."""
-    modules = dict.fromkeys(getattr(item, "module", None) for item in request.session.items)
+    items = request.session.items
+    modules = dict.fromkeys(getattr(item, "module", None) for item in items)
     scripts = [script for module in modules for script in getattr(module, "SCRIPTS", ())]
     # the longest first: those of tests/verify are several servers each, those of tests/engine one engine
     scripts.sort(key=lambda one: ("engine." in one.__module__) - ("verify" in one.__module__))
+    if any("runs" in getattr(item, "fixturenames", ()) for item in items):
+        from scenario_runs import LANES
+
+        scripts = [*LANES, *scripts]
     return side_by_side.run_all(
         scripts, tiny_model, lambda name: tmp_path_factory.mktemp(name, numbered=False)
     )

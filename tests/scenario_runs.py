@@ -1,12 +1,12 @@
-"""Runs the scenarios for the tests in two lanes: the one-process ones of a lane in one process, the others as
-one is free."""
+"""The scenarios' runs for the tests, made with the other engines of the session: the one-process ones in two
+lanes, one process each, the others by themselves."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,55 +15,73 @@ import confusion
 import judge
 import pytest
 import spec
+from side_by_side import Place, Ran, Script
 from vllm_env import vllm_env as make_vllm_env
 
 from kvtrace.report.build import build_report
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 
-__all__ = ["Runs", "confusion", "judge", "spec"]
+__all__ = ["LANES", "Runs", "confusion", "judge", "spec"]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One call of scenarios/run.py; what it printed. ``hangs``: what they show is told by time."""
+
+    names: tuple[str, ...]
+    hangs: bool = False
+
+    def __call__(self, place: Place) -> str:
+        command = [sys.executable, str(SCENARIOS / "run.py"), *self.names]
+        command += ["--out", str(place.folder), "--model", str(place.model)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=make_vllm_env(), timeout=900
+        )
+        return done.stdout[-4000:] + done.stderr[-8000:]
+
+
+def _lanes() -> tuple[Lane, ...]:
+    scenarios = [spec.load(name) for name in spec.names()]
+    shared = [one.name for one in scenarios if one.shares_process]
+    alone = [Lane((one.name,), one.stuck_after is not None) for one in scenarios if not one.shares_process]
+    return Lane(tuple(shared[0::2])), Lane(tuple(shared[1::2])), *alone
+
+
+LANES = _lanes()
+_LANE_OF = {name: lane for lane in LANES for name in lane.names}
 
 
 @dataclass
 class Runs:
-    """What scenarios/run.py left behind, made on first use."""
+    """What scenarios/run.py left behind."""
 
-    out: Path
-    model: Path
-    logs: dict[str, str] = field(default_factory=dict)  # of the call of run.py that ran a scenario
+    ran: Mapping[Script, Ran]
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def outcome(self, scenario: spec.Scenario) -> dict[str, Any]:
-        """Runs the scenario (and all that may run beside it) unless it ran, and reads its outcome."""
-        path = self.out / "_outcome" / f"{scenario.name}.json"
-        if scenario.name not in self.logs:
-            names = [name for name in spec.names() if beside(scenario, spec.load(name))]
-            calls = [names[0::2], names[1::2]] if scenario.shares_process else [[name] for name in names]
-            # a core each: an engine in one process computes with one thread
-            with ThreadPoolExecutor(2) as pool:
-                list(pool.map(self._run, calls))
+    def folder(self, name: str) -> Path:
+        """A scenario's run directory."""
+        return self._out(name) / name
+
+    def store(self, name: str) -> Path:
+        """What its connector wrote."""
+        return self._out(name) / "_store" / name
+
+    def outcome(self, name: str) -> dict[str, Any]:
+        """Fails the test where the scenario did not run through."""
+        path = self._out(name) / "_outcome" / f"{name}.json"
+        log = self.ran[_LANE_OF[name]].done
         if not path.is_file():
-            pytest.fail(f"{scenario.name} did not run through:\n{self.logs[scenario.name]}", pytrace=False)
+            pytest.fail(f"{name} did not run through:\n{log}", pytrace=False)
         outcome: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return outcome
 
-    def report(self, scenario: spec.Scenario) -> dict[str, Any]:
+    def report(self, name: str) -> dict[str, Any]:
         """Of the scenario's run, made once."""
-        self.outcome(scenario)
-        if scenario.name not in self.reports:
-            self.reports[scenario.name] = build_report(self.out / scenario.name)
-        return self.reports[scenario.name]
+        self.outcome(name)
+        if name not in self.reports:
+            self.reports[name] = build_report(self.folder(name))
+        return self.reports[name]
 
-    def _run(self, names: list[str]) -> None:
-        command = [sys.executable, str(SCENARIOS / "run.py"), *names]
-        command += ["--out", str(self.out), "--model", str(self.model)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=make_vllm_env(), timeout=900
-        )
-        self.logs.update(dict.fromkeys(names, done.stdout[-4000:] + done.stderr[-8000:]))
-
-
-def beside(one: spec.Scenario, other: spec.Scenario) -> bool:
-    """What hangs is told by time: beside that runs nothing that computes."""
-    hang = (one.stuck_after is None, other.stuck_after is None)
-    return hang[0] == hang[1] and other.shares_process == one.shares_process
+    def _out(self, name: str) -> Path:
+        return self.ran[_LANE_OF[name]].place.folder

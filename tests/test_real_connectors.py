@@ -25,11 +25,6 @@ def vua_file(store: Path, tokens: list[int], rows: int, layer: int) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(32 * rows))
 
 
-def test_the_six_workloads_of_the_threads_connector_are_there() -> None:
-    assert sum(name.startswith("vua-") for name in CASES) == 6
-    assert {"kvblockd-up", "kvblockd-down", "semblend-default", "semblend-exact", "offload"} < set(CASES)
-
-
 def test_rows_lie_before_the_end_of_their_prefix(tmp_path: Path) -> None:
     tokens = list(range(100, 200))
     for layer in range(real.LAYERS):

@@ -217,6 +217,8 @@ def test_an_output_format(copy: Copy) -> None:
     outline = copy.kvtrace("explain", demo, "--format", "outline").splitlines()
     assert outline[0] == "kvtrace: vllm"
     assert any(line.startswith("  ") and "first-chunk-only" in line for line in outline)
+    shown = "".join(copy.kvtrace("explain", "--help").split())
+    assert "text|markdown|outline|json|html" in shown
     raised = str(ROOT / "reports" / "vllm-0.32.0-cpu" / "hook-raised.json")
     assert "FAULT" in copy.kvtrace("check", raised, "--format", "outline", "--no-config", code=1)
     wrong = copy.run("-m", "kvtrace", "diff", demo, demo, "--format", "outlin", code=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -143,16 +142,9 @@ def test_one_word_is_one_token(tiny_model: Path) -> None:
     assert tokenizer.decode(ids) == " ".join(words)
 
 
-def test_the_tiny_model_has_real_weights_of_the_recipe(tiny_model: Path) -> None:
-    config = json.loads((tiny_model / "config.json").read_text(encoding="utf-8"))
-    assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (4, 128, 512)
-    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 2, 64)
-    assert config["max_position_embeddings"] == 4096
-    assert (tiny_model / "model.safetensors").stat().st_size > 1_000_000
-
-
 def test_a_finished_model_is_left_as_it_is(tiny_model: Path) -> None:
     before = (tiny_model / "model.safetensors").stat()
+    assert before.st_size > 1_000_000  # real weights
     assert tiny.make_tiny_model(tiny_model) == tiny_model
     assert (tiny_model / "model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
 

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import soak
 from synth import Prompt, Rounding, Sim, run_json
 
-ROOT = Path(__file__).resolve().parents[1]
 
-
-@pytest.fixture
-def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
-    import soak
-
-    return soak
-
-
-def test_growth_is_that_of_the_last_third(soak: ModuleType) -> None:
+def test_growth_is_that_of_the_last_third() -> None:
     samples = [soak.Sample(1000 + at, 5, 2 + (at > 60)) for at in range(90)]
     grown = soak.growth(samples)
     assert grown == soak.Sample(60, 0, 1)
     assert not soak.not_flat({"p": grown}, {})
 
 
-def test_growth_counts_beside_that_of_an_untraced_process(soak: ModuleType) -> None:
+def test_growth_counts_beside_that_of_an_untraced_process() -> None:
     leaks, flat = soak.Sample(20 * 1024, 0, 0), soak.Sample(0, 0, 0)
     said = ["p grew by 20.0 MiB, 0 descriptors, 0 threads more than untraced"]
     assert soak.not_flat({"p": leaks}, {"p": flat}) == soak.not_flat({"p": leaks}, {}) == said
@@ -37,20 +26,20 @@ def test_growth_counts_beside_that_of_an_untraced_process(soak: ModuleType) -> N
         assert soak.not_flat({"p": more}, {"p": flat}) and not soak.not_flat({"p": more}, {"p": more})
 
 
-def test_processes_of_one_name_are_told_apart(soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "named", {7: "run", 8: "worker", 9: "run", 12: "run"}.get)
     assert soak.by_name({9: [2], 8: [4], 7: [1], 12: [3]}) == {
         "run": [1], "worker": [4], "run #2": [2], "run #3": [3],
     }  # fmt: skip
 
 
-def test_this_process_can_be_sampled(soak: ModuleType) -> None:
+def test_this_process_can_be_sampled() -> None:
     here = soak.sample(os.getpid())
     assert here.memory > 1000 and here.descriptors > 2 and here.threads >= 1
     assert soak.descendants(os.getpid())[0] == os.getpid()
 
 
-def test_every_number_that_differs_is_said(soak: ModuleType, tmp_path: Path) -> None:
+def test_every_number_that_differs_is_said(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     ids = [f"cmpl-soak-{at}-0-0-1a2b3c4d" for at in range(3)]
     sim.serve([Prompt(one, 96, digest=1 + at, output=3) for at, one in enumerate(ids)], Rounding(32).policy())
@@ -72,7 +61,7 @@ def test_every_number_that_differs_is_said(soak: ModuleType, tmp_path: Path) -> 
     ]
 
 
-def test_who_was_given_up_while_waiting_had_no_load_due(soak: ModuleType, tmp_path: Path) -> None:
+def test_who_was_given_up_while_waiting_had_no_load_due(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     sim.serve([Prompt("cmpl-soak-0-0-0-1a2b3c4d", 96, digest=1, output=3)], Rounding(32).policy())
     for at in (1, 2):

@@ -81,12 +81,6 @@ def test_a_hook_not_due_in_each_step_was_due_where_called() -> None:
     assert versions.hooks_of({"coverage": {"summary": summary}}) == "13/16"
 
 
-def test_columns_with_the_same_note_share_it() -> None:
-    older, oldest = (replace(column(RAN, note="no GPU"), vllm=vllm) for vllm in ("0.20.2", "0.15.1"))
-    text = text_of(column(RAN), older, oldest)
-    assert "| 0.20.2 [1] |" in text and "| 0.15.1 [1] |" in text and text.count("[1] no GPU.") == 1
-
-
 def test_a_library_that_asks_for_cuda_can_be_loaded_without_it(tmp_path: Path) -> None:
     lib = tmp_path / "lib"
     (tmp_path / "accelerator").mkdir()

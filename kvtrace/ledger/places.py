@@ -62,9 +62,12 @@ def _directories(
     """Files by the configured directory that they lie in, else by the one that all others share."""
     files: dict[str, list[str]] = defaultdict(list)
     loose: list[str] = []
+    whole = {root: os.path.normpath(os.path.expanduser(root)).rstrip("/") for root in roots}
     for kind, path in wrote:
         if kind == DIRECTORY:
-            root = next((root for root in roots if _inside(path, root)), None)
+            # "~" stands for the user's home in a record, as it may in a configuration
+            here = os.path.expanduser(path) + "/"
+            root = next((root for root, of in whole.items() if here.startswith(of + "/")), None)
             (loose if root is None else files[root]).append(path)
     for path in loose:
         files[_shared(path, loose)].append(path)
@@ -80,12 +83,6 @@ def _others(wrote: Mapping[tuple[str, str], int], lies: Mapping[str, RestingFile
     for (kind, name), size in wrote.items():
         if kind != DIRECTORY and not (kind == PEERS and size < most * _LEAST_SENT):
             yield Place(kind, name, size=(lies[name].size if name in lies else None) or size)
-
-
-def _inside(path: str, root: str) -> bool:
-    """``~`` stands for the user's home in a record, as it may in a configuration."""
-    whole = os.path.expanduser(path), os.path.normpath(os.path.expanduser(root))
-    return whole[0] == whole[1] or whole[0].startswith(whole[1].rstrip("/") + "/")
 
 
 def _shared(path: str, others: Sequence[str]) -> str:

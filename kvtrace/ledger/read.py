@@ -17,9 +17,10 @@ from kvtrace.ledger.beginnings import in_common
 from kvtrace.ledger.children import children, outermost
 from kvtrace.ledger.contents.compare import compare
 from kvtrace.ledger.contents.prints import printed
-from kvtrace.ledger.contents.unwritten import Places
+from kvtrace.ledger.contents.unwritten import Places, Written
 from kvtrace.ledger.coverage import CoverageTables, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unfinished
+from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.book import ask, balance, follow
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
@@ -214,16 +215,13 @@ def _places(given: Mapping[int, Sequence[Given]]) -> Places:
     return Places([one for of_engine in given.values() for one in of_engine])
 
 
-def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]) -> dict[int, int]:
-    """Rows of the requests into whose slots something was seen to be written -> in which pairs of their
-    engine, a bit each."""
-    found: dict[int, int] = defaultdict(int)
+def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]) -> Written:
+    found: dict[int, list[tuple[int, tuple[Interval, ...]]]] = defaultdict(list)
     for engine in engines:
         first = 0
         for worker in engine.workers:
             for row, writes in watched[worker.key].slots.writes.items():
-                for touch in writes:
-                    found[row] |= touch.columns << first
+                found[row] += [(touch.columns << first, touch.positions) for touch in writes]
             first += len(worker.kv_layers)
     return dict(found)
 

@@ -239,30 +239,14 @@ def test_a_report_that_cannot_be_made_is_wrong() -> None:
 
 
 def test_the_last_line_and_the_table() -> None:
-    scores = [
-        score.Scored(
-            1,
-            "takes-less",
-            "right",
-            "slots-short",
-            ("slots-short",),
-            total=100,
-            not_observed=50,
-            shows="cache",
-        ),
-        score.Scored(
-            2,
-            "takes-less",
-            "wrong",
-            "no-forward",
-            ("no-forward",),
-            "9 called saved",
-            total=100,
-            shows="cache",
-        ),
-        score.Scored(4, "", "false_alarm", "no-forward", ("no-forward",)),
-        score.Scored(8, "", "right", "none", ()),
-    ]
+    right = score.Scored(
+        1, "takes-less", "right", "slots-short", ("slots-short",), total=100, not_observed=50, shows="cache"
+    )
+    wrong = score.Scored(
+        2, "takes-less", "wrong", "no-forward", ("no-forward",), "9 called saved", total=100, shows="cache"
+    )
+    alarm = score.Scored(4, "", "false_alarm", "no-forward", ("no-forward",))
+    scores = [right, wrong, alarm, score.Scored(8, "", "right", "none", ())]
     assert score.last_line(scores) == (
         "accuracy: runs=4 right=2 second=0 wrong=1 silent=0 false_alarm=1 wrong_numbers=1"
     )

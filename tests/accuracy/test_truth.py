@@ -92,6 +92,24 @@ class Filled:
         pieces = truth.pieces(self.plan, self.requests[0])
         return record_name(self.plan, pieces[piece].key, LAYERS, layer)
 
+    def read(self, piece: int, layer: int) -> np.ndarray:
+        values = self.view.read(self.name(piece, layer))
+        assert values is not None
+        return values.copy()
+
+    def write(self, piece: int, layer: int, values: np.ndarray) -> None:
+        self.view.write(self.name(piece, layer), values)
+
+    def lost(self, piece: int, layer: int, values: np.ndarray) -> int:
+        """Token-layers that are not at rest any more when a record holds this instead."""
+        before = self.rest().sum()
+        self.write(piece, layer, values)
+        return int(before - self.rest().sum())
+
+
+def of_units(folder: Path) -> Filled:
+    return Filled(consumer(family="units", record="layer"), folder)
+
 
 @pytest.mark.parametrize("family", ["units", "prefix"])
 @pytest.mark.parametrize("record", ["layer", "stack"])
@@ -107,32 +125,23 @@ def test_what_was_stored_right_is_at_rest_to_the_last_unit(
 
 
 def test_a_missing_record_takes_away_its_tokens_and_no_others(tmp_path: Path) -> None:
-    filled = Filled(consumer(family="units", record="layer"), tmp_path)
+    filled = of_units(tmp_path)
     unit = filled.plan.unit
-    before = filled.rest()
-    filled.view.write(filled.name(0, 2), np.zeros(0, dtype=np.float32))
-    after = filled.rest()
-    assert not after[2, :unit].any()
-    after[2, :unit] = True
-    assert (after == before).all()
+    assert filled.lost(0, 2, np.zeros(0, dtype=np.float32)) == unit
+    assert not filled.rest()[2, :unit].any()
 
 
 @pytest.mark.parametrize("amount", [1e-3, 1.0, np.nan])
 def test_one_value_of_one_token_counts(tmp_path: Path, amount: float) -> None:
-    filled = Filled(consumer(family="units", record="layer", axis="plain"), tmp_path)
-    before = filled.rest().sum()
-    values = filled.view.read(filled.name(1, 0)).copy()  # type: ignore[union-attr]
+    filled = of_units(tmp_path)
+    values = filled.read(1, 0)
     values[777] += amount
-    filled.view.write(filled.name(1, 0), values)
-    assert filled.rest().sum() == before - 1
+    assert filled.lost(1, 0, values) == 1
 
 
 def test_noise_of_the_computation_does_not_count(tmp_path: Path) -> None:
-    filled = Filled(consumer(family="units", record="layer"), tmp_path)
-    before = filled.rest().sum()
-    values = filled.view.read(filled.name(1, 0)) + np.float32(2e-5)  # type: ignore[operator]
-    filled.view.write(filled.name(1, 0), values)
-    assert filled.rest().sum() == before
+    filled = of_units(tmp_path)
+    assert filled.lost(1, 0, filled.read(1, 0) + np.float32(2e-5)) == 0
 
 
 @pytest.mark.parametrize(
@@ -141,21 +150,14 @@ def test_noise_of_the_computation_does_not_count(tmp_path: Path) -> None:
 def test_another_layers_or_units_content_is_not_at_rest(
     tmp_path: Path, piece: int, layer: int, other_piece: int, other_layer: int
 ) -> None:
-    filled = Filled(consumer(family="units", record="layer"), tmp_path)
-    before = filled.rest().sum()
-    values = filled.view.read(filled.name(other_piece, other_layer))
-    assert values is not None
-    filled.view.write(filled.name(piece, layer), values.copy())
-    assert filled.rest().sum() == before - filled.plan.unit
+    filled = of_units(tmp_path)
+    assert filled.lost(piece, layer, filled.read(other_piece, other_layer)) == filled.plan.unit
 
 
 def test_half_precision_is_another_content(tmp_path: Path) -> None:
-    filled = Filled(consumer(family="units", record="layer"), tmp_path)
-    before = filled.rest().sum()
-    values = filled.view.read(filled.name(0, 0)).astype(np.float16)  # type: ignore[union-attr]
-    filled.view.write(filled.name(0, 0), values.astype(np.float32))
-    lost = before - filled.rest().sum()
-    assert lost >= 0.9 * filled.plan.unit
+    filled = of_units(tmp_path)
+    values = filled.read(0, 0).astype(np.float16).astype(np.float32)
+    assert filled.lost(0, 0, values) >= 0.9 * filled.plan.unit
 
 
 def test_another_request_does_not_lend_its_record(tmp_path: Path) -> None:
@@ -170,9 +172,7 @@ def test_a_cut_record_is_worth_its_whole_tokens_at_most(tmp_path: Path) -> None:
     filled = Filled(plan, tmp_path)
     cut = replace(plan, store=replace(plan.store, flaw="cut"))
     size = 2 * 128
-    values = filled.view.read(filled.name(0, 0))
-    assert values is not None
-    filled.view.write(filled.name(0, 0), values[: 10 * size + 7])
+    filled.write(0, 0, filled.read(0, 0)[: 10 * size + 7])
     reader = truth.Reader(cut, filled.view, filled.reference, LAYERS)
     right, claim = reader.at_rest(filled.requests[0])
     # a token's key and value lie apart in its block: none is whole, ten tokens' worth of bytes are there
@@ -204,7 +204,7 @@ def test_more_is_taken_than_rests_only_if_lost_after_the_read(
     tmp_path: Path, fault: str, place: str, all_taken: bool
 ) -> None:
     filled = Filled(pusher(place=place), tmp_path)
-    filled.view.write(filled.name(0, 2), np.zeros(0, dtype=np.float32))
+    filled.write(0, 2, np.zeros(0, dtype=np.float32))
     found = established(filled, replace(filled.plan, fault=fault)).requests[0]
     assert found.claimable == found.at_rest == found.expected - filled.plan.unit
     assert found.taken == (found.expected if all_taken else found.claimable)
@@ -213,9 +213,7 @@ def test_more_is_taken_than_rests_only_if_lost_after_the_read(
 def test_kv_computed_on_a_wrong_load_may_be_called_saved(tmp_path: Path) -> None:
     """Its KV is not the reference's, and it is the KV that it computed."""
     filled = Filled(pusher(), tmp_path)
-    values = filled.view.read(filled.name(1, 0))
-    assert values is not None
-    filled.view.write(filled.name(1, 0), values + 1)
+    filled.write(1, 0, filled.read(1, 0) + 1)
     unit, plan = filled.plan.unit, replace(filled.plan, fault="loads-half")
     before = established(filled, plan).requests[0]
     filled.requests[0].cached = unit
@@ -242,12 +240,6 @@ def test_a_block_behind_an_odd_last_token_may_be_called_saved(tmp_path: Path) ->
     right, claim = reader.at_rest(request)
     assert right.sum() == 4 * len(prompt)
     assert claim.sum() == 4 * len(whole)
-
-
-def test_layout_packs_what_it_unpacks() -> None:
-    layout = layout_of(32, 64)
-    tokens = np.random.default_rng(1).standard_normal((96, 2, 128)).astype(np.float32)
-    assert (layout.unpack(layout.pack(tokens)) == tokens).all()
 
 
 # --- does a run prove what it was made for? ---------------------------------------------------------
@@ -379,8 +371,6 @@ def test_fewer_bits_are_right_within_their_bound_and_no_further(tmp_path: Path, 
     filled = Filled(plan, tmp_path)
     whole = filled.whole()
     assert filled.rest()[:, :whole].all()
-    values = filled.view.read(filled.name(0, 1))
-    assert values is not None
-    filled.view.write(filled.name(0, 1), values * 1.2)
+    filled.write(0, 1, filled.read(0, 1) * 1.2)
     assert filled.rest()[1, : plan.unit].sum() < plan.unit / 10
     assert filled.rest()[0, :whole].all()

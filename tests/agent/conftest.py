@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtrace.agent.kv.caches import CACHES
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch import background
 from kvtrace.agent.watch.policy import POLICY
@@ -17,6 +18,8 @@ from kvtrace.trace.format import Kind
 from kvtrace.trace.hooks import Hook
 from kvtrace.trace.reader import Spool, spool_paths
 from kvtrace.trace.writer import COMPILED
+
+from .fakes import BLOCK, BLOCKS
 
 
 class Trace:
@@ -95,3 +98,26 @@ def sampled(tmp_path: Path) -> Iterator[Trace]:
     """The same where not every step is watched."""
     with recording(tmp_path, "sampled") as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def torch_is_ready() -> None:
+    """At the first operation that is watched torch imports a lot, native code of others too."""
+    import torch
+
+    from kvtrace.agent.watch.operations import CopyWatch
+
+    watch = CopyWatch(CACHES, None)
+    watch.start()
+    with torch.inference_mode():
+        torch.arange(8.0).as_strided((2, 2), (2, 1))[1].clone()
+    watch.stop()
+
+
+@pytest.fixture
+def caches() -> dict[str, Any]:
+    """The KV caches of two layers, of which the agent knows nothing yet."""
+    import torch
+
+    CACHES.__init__()  # type: ignore[misc]
+    return {name: torch.randn(BLOCKS, BLOCK, 8) for name in ("layer.0", "layer.1")}

@@ -9,6 +9,9 @@ from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Role
 
+BLOCKS, BLOCK = 10, 4
+"""Of the KV caches of the tests that watch copies."""
+
 
 def on_worker(connector: Any, name: str = "") -> Any:
     """What a worker holds of vLLM's factory: the connector, traced, under the name that is configured."""
@@ -68,18 +71,6 @@ class Storing(KVConnectorBase_V1):
         if kv_layer == "bad":
             raise ValueError("token=hunter2 no room")
         self.saved.append((layer_name, kv_layer, attn_metadata, kwargs))
-
-
-class Shadowing(KVConnectorBase_V1):
-    """Replaces its own hook on the instance, as wrappers around other connectors do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.save_kv_layer = self._really_save  # type: ignore[method-assign]
-
-    def _really_save(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        self.calls += 1
 
 
 class MultiConnector(KVConnectorBase_V1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from kvtrace.agent.steps.block_tables import runs
 from kvtrace.trace import rows
 from kvtrace.trace.format import Flag, Kind
 
-from .replay import replayed
+from .conftest import recording
 
 GROUPS = 2
 
@@ -120,6 +121,34 @@ def add(engine: Any, req_id: str) -> None:
     engine.waiting.append(req_id)
 
 
+Tables = dict[str, dict[int, list[int]]]
+"""Request -> KV cache group -> block ids; 0 at places of which no record speaks."""
+
+
+def replayed(trace: Any, steps: Iterable[int]) -> dict[int, Tables]:
+    """The tables after each of ``steps`` (ascending), as any reader of a spool makes them."""
+    names, given = trace.names(), trace.rows(Kind.BLOCKS)
+    found: dict[int, Tables] = {}
+    tables: Tables = {}
+    at = 0
+    began: set[tuple[str, int]] = set()
+    for step in steps:
+        while at < len(given) and given[at].step <= step:
+            row = given[at]
+            req_id = names[row.request]
+            if rows.flags(row.head) & Flag.FIRST and (req_id, row.step) not in began:
+                began.add((req_id, row.step))
+                tables[req_id] = {}
+            blocks = tables.setdefault(req_id, {}).setdefault(row.group, [])
+            by = 1 if row.count > 0 else -1
+            ids = [row.block + by * n for n in range(abs(row.count))]
+            blocks.extend([0] * (row.first - len(blocks)))
+            blocks[row.first : row.first + len(ids)] = ids
+            at += 1
+        found[step] = {req_id: {g: list(ids) for g, ids in one.items()} for req_id, one in tables.items()}
+    return found
+
+
 ACTS = st.one_of(
     st.just(("add", 0)),
     st.just(("preempt", 0)),
@@ -137,8 +166,6 @@ ACTS = st.one_of(
 def test_replayed_records_are_the_tables_of_every_step(
     acts: list[tuple[str, Any]], names: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from .conftest import recording
-
     with recording(tmp_path_factory.mktemp("run")) as trace:
         engine, count, held = made(names), 0, {}
         for what, plan in acts:
@@ -155,8 +182,7 @@ def test_replayed_records_are_the_tables_of_every_step(
                     continue
                 engine.schedule()
                 held[engine._kvtrace_state.step] = {one: engine.get_block_ids(one) for one in engine.tables}
-        spool, table = trace.read()
-        for step, tables in replayed(spool.names, table, held).items():
+        for step, tables in replayed(trace, held).items():
             for req_id, expected in held[step].items():
                 assert [tables[req_id][group] for group in range(GROUPS)] == list(expected)
         assert AGENT._failures == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.agent.outside import conditions
+from kvtrace.agent.outside import conditions, files
 from kvtrace.trace.config import STORE_FULL, STORE_READ_ONLY, STORE_SLOW
 from kvtrace.verify.store import Store
 
@@ -48,11 +48,16 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store", tmp_path / "is")
 
 
-def test_nothing_happens_to_a_store_that_is_not_damaged(store: Store, tmp_path: Path) -> None:
-    assert seen_by_the_server(store, tmp_path) == ["opened"] * 4 and not store.met
+@pytest.fixture
+def here(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The store's folder, of which this process is the server."""
+    monkeypatch.setattr(conditions, "_store", f"{tmp_path / 'store'}{os.sep}")
+    monkeypatch.setattr(conditions, "_told", str(tmp_path / "is"))
+    return tmp_path / "store"
 
 
 def test_a_slow_store_opens_its_files_later(store: Store, tmp_path: Path) -> None:
+    assert seen_by_the_server(store, tmp_path) == ["opened"] * 4 and not store.met
     store.act(STORE_SLOW)
     assert seen_by_the_server(store, tmp_path) == ["slow", "slow", "opened", "opened"]
     assert store.met == {STORE_SLOW}
@@ -61,18 +66,16 @@ def test_a_slow_store_opens_its_files_later(store: Store, tmp_path: Path) -> Non
 
 
 def test_a_store_is_slow_for_a_bounded_time(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many files an answer would seem never to come."""
-    monkeypatch.setattr(conditions, "_store", f"{tmp_path / 'store'}{os.sep}")
-    monkeypatch.setattr(conditions, "_told", str(tmp_path / "is"))
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     store.act(STORE_SLOW)
-    conditions.opens(tmp_path / "store" / "a")
+    conditions.opens(here / "a")
     end = time.monotonic() + 60
     monkeypatch.setattr(time, "monotonic", lambda: end)
-    conditions.opens(tmp_path / "store" / "b")
+    conditions.opens(here / "b")
     assert len(waited) == 1
 
 
@@ -83,22 +86,17 @@ def test_a_full_store_takes_no_file_and_gives_those_it_has(store: Store, tmp_pat
     assert store.met == {STORE_FULL} and (tmp_path / "store" / "a").read_bytes() == b"kv"
 
 
-def test_a_read_only_store_takes_no_change(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_store_takes_no_change(store: Store, here: Path, tmp_path: Path) -> None:
     """Permissions stop nobody who may write everywhere. A folder that is there already is no change."""
-    place = tmp_path / "store"
-    (place / "a").write_bytes(b"kv")
+    (here / "a").write_bytes(b"kv")
     store.act(STORE_READ_ONLY)
     assert seen_by_the_server(store, tmp_path)[1:] == ["opened"] * 3 and store.met == {STORE_READ_ONLY}
-    monkeypatch.setattr(conditions, "_store", f"{place}{os.sep}")
-    monkeypatch.setattr(conditions, "_told", str(tmp_path / "is"))
-    conditions._audit("os.mkdir", (place / "a", 0o777, -1))
+    conditions._audit("os.mkdir", (here / "a", 0o777, -1))
     for event, path in (("os.mkdir", "c"), ("os.rename", "a"), ("os.remove", "a")):
         with pytest.raises(OSError, match="Read-only"):
-            conditions._audit(event, (place / path,))
+            conditions._audit(event, (here / path,))
     store.act("reset")
-    conditions._audit("os.remove", (place / "a", -1))
+    conditions._audit("os.remove", (here / "a", -1))
 
 
 def test_what_a_store_was_is_of_the_last_time_it_was_so(store: Store, tmp_path: Path) -> None:
@@ -109,16 +107,12 @@ def test_what_a_store_was_is_of_the_last_time_it_was_so(store: Store, tmp_path: 
 
 
 def test_a_native_writer_meets_a_full_store(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """safetensors opens its files in Rust."""
-    from kvtrace.agent.outside import files
-
-    monkeypatch.setattr(conditions, "_store", f"{tmp_path / 'store'}{os.sep}")
-    monkeypatch.setattr(conditions, "_told", str(tmp_path / "is"))
     store.act(STORE_FULL)
     writes = files._writer(lambda tensors, path: "written")
     monkeypatch.setattr(files, "here", lambda: object())
     with pytest.raises(OSError, match="No space"):
-        writes({}, tmp_path / "store" / "a")
+        writes({}, here / "a")
     assert store.met == {STORE_FULL}

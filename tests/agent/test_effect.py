@@ -26,29 +26,11 @@ from kvtrace.trace.rows import code, detail, flags  # noqa: E402
 
 from . import fakes  # noqa: E402
 from .conftest import recording  # noqa: E402
-from .fakes import on_worker, step  # noqa: E402
+from .fakes import BLOCK, BLOCKS, on_worker, step  # noqa: E402
 
-BLOCKS, BLOCK = 10, 4
 CREDIT = round(AgentConfig.credit * 1e9)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _not_the_first():
-    """What torch imports in the first operation of a process would be native code within a watched call."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Nothing(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            return function(*args, **(kwargs or {}))
-
-    with torch.inference_mode(), Nothing():
-        torch.zeros(4)[1:3].clone()
-
-
-@pytest.fixture
-def caches():
-    CACHES.__init__()
-    return {name: torch.randn(BLOCKS, BLOCK, 8) for name in ("layer.0", "layer.1")}
+pytestmark = pytest.mark.usefixtures("torch_is_ready")
 
 
 def _hook(row):
@@ -93,26 +75,23 @@ def load(tokens=6):
     return fakes.Work(torch.arange(5, 5 + tokens), is_store=False)
 
 
-def test_the_slots_that_a_hook_copied_are_counted_per_layer(trace, caches):
+def test_slots_saved_and_loaded_are_counted_layer_by_layer(trace, caches):
     connector = make(caches)
-    step(connector, caches, store(7))
-    assert [row[:4] for row in effects(trace) if row[0] == "save_kv_layer"] == [
-        ("save_kv_layer", Flag.STORE, "layer.0", 7),
-        ("save_kv_layer", Flag.STORE, "layer.1", 7),
+    step(connector, caches, store(7), load(6))
+    layers = ("layer.0", "layer.1")
+    found = [row[:4] for row in effects(trace) if row[0] in ("start_load_kv", "save_kv_layer")]
+    assert found == [
+        *(("start_load_kv", Flag.LOAD, layer, 6) for layer in layers),
+        *(("save_kv_layer", Flag.STORE, layer, 7) for layer in layers),
     ]
     assert len(connector.kept) == 2 and connector.kept[0].shape == (7, 8)
+    assert (caches["layer.1"][1, 1:3] == 1.0).all()
 
 
 def test_a_save_in_wait_for_save_is_counted_there_alone(trace, caches):
-    connector = make(caches, how=None)
-    connector.how = None
-    step_metadata = store(5)
-    # save_kv_layer calls `how`: make it look and do nothing
-    connector.how = lambda *_: None
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(step_metadata))
-    connector.save_kv_layer("layer.0", caches["layer.0"], None)
-    connector.how = None
+    connector = make(caches, lambda *_: None)
+    save(connector, caches, store(5))
+    connector.how = None  # all layers in wait_for_save
     connector.wait_for_save()
     rows = [row[:4] for row in effects(trace)]
     assert rows == [
@@ -120,13 +99,6 @@ def test_a_save_in_wait_for_save_is_counted_there_alone(trace, caches):
         ("wait_for_save", Flag.STORE, "layer.0", 5),
         ("wait_for_save", Flag.STORE, "layer.1", 5),
     ]
-
-
-def test_what_a_load_writes_into_the_caches_is_counted(trace, caches):
-    step(make(caches), caches, load(6))
-    rows = [row[:4] for row in effects(trace) if row[0] == "start_load_kv"]
-    assert rows == [("start_load_kv", Flag.LOAD, "layer.0", 6), ("start_load_kv", Flag.LOAD, "layer.1", 6)]
-    assert (caches["layer.1"][1, 1:3] == 1.0).all()
 
 
 def view_only(connector, kv, slots):
@@ -161,12 +133,10 @@ def to_executor_queue(connector, kv, slots):
         (as_numpy, -1),
         (to_thread, -1),
         (to_executor_queue, -1),
-        (lambda c, kv, s: kv[1:3].clone(), 8),
+        # what torch copies is counted in tests/agent/test_slots.py
         (lambda c, kv, s: kv[1:3].to(torch.float16), 8),
-        (lambda c, kv, s: torch.empty(2, BLOCK, 8).copy_(kv[1:3]), 8),
         (lambda c, kv, s: torch.index_select(kv, 0, torch.tensor([3]), out=torch.empty(1, BLOCK, 8)), 4),
         (lambda c, kv, s: torch.zeros(99, BLOCK, 8).index_put_((torch.tensor([0]),), kv[2:3]), 4),
-        (lambda c, kv, s: torch.empty_like(kv), 0),
         (lambda c, kv, s: torch.cat([kv[0:1], torch.zeros(5, BLOCK, 8)]), 4),
     ],
 )
@@ -370,12 +340,14 @@ def test_every_step_with_work_is_watched_and_says_so(trace, caches):
     assert watched == [int(Flag.STORE | Flag.LOAD), 0] * 70
 
 
-def test_only_the_first_steps_are_watched_if_asked(tmp_path, caches):
+def test_only_the_first_steps_are_watched_if_asked_and_said(tmp_path, caches):
     with recording(tmp_path, "first") as trace:
         connector = make(caches)
         for number in range(1, 71):
             step(connector, caches, store(2), number=number)
         assert watched_steps(trace) == [*range(1, 9)]
+        (fact,) = trace.facts(Fact.WATCH_LIMITS)
+        assert (fact["kind"], fact["what"], fact["step"]) == ("steps", "first", 9)
 
 
 def test_past_its_budget_the_watch_samples_and_comes_back(trace, caches):

@@ -38,10 +38,7 @@ from kvtrace.trace.format import Fact, Flag, Kind  # noqa: E402
 from kvtrace.trace.reader import Spool, spool_paths  # noqa: E402
 
 from . import fakes  # noqa: E402
-from .conftest import recording  # noqa: E402
-from .fakes import on_worker  # noqa: E402
-
-BLOCKS, BLOCK = 10, 4
+from .fakes import BLOCK, BLOCKS, on_worker  # noqa: E402
 
 
 class Background(fakes.Copying):
@@ -269,31 +266,24 @@ def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
     assert (0, 0, "24+4") in slots(trace), "the thread was started for step 1, and this is step 6's work"
 
 
-def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: Any) -> None:
-    """It waits in C for its next item, and none comes."""
-    consumer = Consumer(queue.SimpleQueue)
-    connector = made(caches, lambda c, job: consumer.put(job))
-    step(connector, caches, 1)
-    wait_until(lambda: len(connector.kept) == 1)
-    assert slots(trace) == []
-    connector.shutdown()
-    assert slots(trace) == THREE_STEPS[:1]
-    consumer.end()
-    assert slots(trace) == THREE_STEPS[:1]
+class Telling(Background):
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return {"r"}, None
 
 
-def test_work_is_written_before_it_is_told_as_done(trace: Any, caches: Any) -> None:
-    """The thread waits in C for its next item, and the process may be killed before one comes."""
-
-    class Telling(Background):
-        def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-            return {"r"}, None
-
+@pytest.mark.parametrize(
+    "tells", [lambda c: c.shutdown(), lambda c: c.get_finished({"r"})], ids=["shutdown", "told as done"]
+)
+def test_a_threads_last_work_is_written_before_all_ends(
+    trace: Any, caches: Any, tells: Callable[[Any], object]
+) -> None:
+    """It waits in C for its next item, and none comes, or the process is killed before."""
     consumer = Consumer(queue.SimpleQueue)
     connector = registered(Telling(lambda c, job: consumer.put(job)), caches)
     step(connector, caches, 1)
     wait_until(lambda: len(connector.kept) == 1)
-    connector.get_finished({"r"})
+    assert slots(trace) == []
+    tells(connector)
     assert slots(trace) == THREE_STEPS[:1]
     consumer.end()
     assert slots(trace) == THREE_STEPS[:1]
@@ -402,27 +392,27 @@ def test_an_exception_in_a_future_that_nobody_asks(trace: Any, caches: Any, pool
     assert "hunter2" not in fact["message"] and fact["connector"] > 0
 
 
-def test_a_future_that_is_asked_in_the_hook_is_one_exception(trace: Any, caches: Any, pool: Any) -> None:
-    def how(connector: Any, job: Any) -> None:
-        try:
-            pool.submit(connector.fail).result()
-        except ConnectionRefusedError:
-            return
-
-    in_one_step(caches, how, pool.shutdown)
-    assert len(swallowed(trace)) == 1
+def asks(connector: Any, pool: Any) -> None:
+    try:
+        pool.submit(connector.fail).result()
+    except ConnectionRefusedError:
+        return
 
 
-def test_a_futures_exception_logged_or_raised_again_is_one(trace: Any, caches: Any, pool: Any) -> None:
-    def how(connector: Any, job: Any) -> None:
-        error = pool.submit(connector.fail).exception()
-        try:
-            raise error
-        except ConnectionRefusedError:
-            logging.getLogger("nobody.configured.this").warning("lost", exc_info=True)
+def raises_and_logs(connector: Any, pool: Any) -> None:
+    error = pool.submit(connector.fail).exception()
+    try:
+        raise error
+    except ConnectionRefusedError:
+        logging.getLogger("nobody.configured.this").warning("lost", exc_info=True)
 
+
+@pytest.mark.parametrize("how", [asks, raises_and_logs])
+def test_a_futures_exception_raised_again_or_logged_is_one(
+    trace: Any, caches: Any, pool: Any, how: Callable[[Any, Any], None]
+) -> None:
     install_logs()
-    connector = made(caches, how)
+    connector = made(caches, lambda c, job: how(c, pool))
     for number in (2, 3, 4):
         step(connector, caches, number)
     pool.shutdown()
@@ -740,15 +730,6 @@ def test_another_process_is_said(trace: Any, caches: Any) -> None:
     subprocess.run([sys.executable, "-c", ""], check=True)  # nobody's
     (found,) = limits(trace)
     assert found[0] == "process" and found[1].startswith("python") and found[2] == "save_kv_layer"
-
-
-def test_steps_with_work_that_are_not_watched_are_said_once(tmp_path: Path, caches: Any) -> None:
-    with recording(tmp_path, "first") as trace:
-        connector = made(caches, lambda c, job: job())
-        for number in range(1, 13):
-            step(connector, caches, number % 9 + 1 if number < 9 else 9)
-        (fact,) = trace.facts(Fact.WATCH_LIMITS)
-        assert (fact["kind"], fact["what"], fact["step"]) == ("steps", "first", 9)
 
 
 class Later(fakes.Copying):

@@ -99,16 +99,12 @@ def test_what_is_found_empty_at_a_glance():
     assert not is_empty(KVConnectorMetadata())  # nothing in it: the worker decides by itself
     assert not is_empty(_Slotted())
     assert not is_empty(None) and not is_empty({}) and not is_empty(Pair([], []))
+    assert read(None, blocks(a=[1])) == Declared()
 
 
 def test_order_is_not_trusted_where_it_leaves_a_choice():
     meta = ExampleConnectorMetadata([ReqMeta([], slots(), True)])
     assert read(meta, blocks(a=[1], b=[2])).entries[0].req_id is None
-
-
-def test_a_shared_block_names_no_request():
-    meta = ExampleConnectorMetadata([ReqMeta(range(16), slots(4), True)])
-    assert read(meta, blocks(a=[4, 5], b=[4, 6])).entries[0].req_id is None
 
 
 def test_nested_metadata_of_a_wrapper_is_summed():
@@ -127,10 +123,7 @@ def test_nested_metadata_of_a_wrapper_is_summed():
 @pytest.mark.parametrize(
     "meta",
     [
-        SimpleNamespace(),
-        KVConnectorMetadata(),
         SimpleNamespace(version=3),
-        SimpleNamespace(requests=[object()]),
         SimpleNamespace(requests=[SimpleNamespace(blob=b"x")]),
         SimpleNamespace(rows=[np.array([0, 1])], keys=["k"]),
         SimpleNamespace(moves={"k": ["u0001<1f"]}),
@@ -148,12 +141,6 @@ def test_the_name_of_a_list_of_records_hides_none(name: str):
     assert {one.req_id for one in declared.entries} == {"a", "b"} or not declared.readable
     of_one = read(SimpleNamespace(**{name: [[["k"], [1]]]}), blocks(a=[1]))
     assert [one.req_id for one in of_one.entries] == ["a"] or not of_one.readable
-
-
-@pytest.mark.parametrize("meta", [None, SimpleNamespace(requests=[])])
-def test_no_work_is_no_entry(meta):
-    declared = read(meta, blocks(a=[1]))
-    assert declared.readable and declared.entries == []
 
 
 # --- connectors with words of their own --------------------------------------------------------------
@@ -174,35 +161,6 @@ def test_no_work_is_no_entry(meta):
 )
 def test_a_direction_is_told_by_words_not_by_letters(name: str, direction: int):
     assert metadata_words.direction(name) == direction
-
-
-def only(meta: Any, **req_blocks: list[int]):
-    declared = read(meta, blocks(**req_blocks))
-    (entry,) = declared.entries
-    return declared, entry
-
-
-Span = namedtuple("Span", "span where action")
-
-
-def test_a_plain_dictionary_of_requests():
-    declared, entry = only({"a": Span((16, 40), (5, 6), "dump"), "version": 3}, a=[4, 5, 6])
-    assert (entry.req_id, entry.direction, entry.start, entry.slots) == ("a", Flag.STORE, 16, 24)
-    assert declared.readable
-
-
-def test_an_id_alone_does_not_say_how_much():
-    declared = read(SimpleNamespace(reqs_to_send={"a"}), blocks(a=[4]))
-    assert declared.store_entries == 1 and not declared.readable
-
-
-def test_the_name_of_an_entrys_class_says_what_it_is_for():
-    class SaveJob:
-        def __init__(self) -> None:
-            self.rid, self.blocks = "a", [4]
-
-    _, entry = only(SimpleNamespace(jobs=[SaveJob()]), a=[4, 5])
-    assert (entry.direction, entry.slots) == (Flag.STORE, BLOCK)
 
 
 def test_what_the_scheduler_read_travels_as_a_plain_tuple():

@@ -29,10 +29,8 @@ def one_step(**sizes: Any) -> Any:
 
 def answer(function: Any, meta: Any = None, **sizes: Any) -> Any:
     holdings = one_step(**sizes)
-    declared = read(
-        meta or SimpleNamespace(jobs=[]), holdings, Adapter("mine:fn", function).entries(meta, holdings)
-    )
-    return declared
+    given = Adapter("mine:fn", function).entries(meta, holdings)
+    return read(meta or SimpleNamespace(jobs=[]), holdings, given)
 
 
 def test_the_example_of_the_page():

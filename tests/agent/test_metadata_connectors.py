@@ -111,23 +111,6 @@ def test_simple_cpu_offload_and_marconi_offload():
     assert said(SimpleCPUOffloadMetadata(load_event_to_reqs={4: [B]})) == []
 
 
-def test_simple_cpu_offload_of_a_block_that_requests_share():
-    """The one that computed it, not the one that found it in the prefix cache."""
-    requests = {
-        A: Req(([11, 12, 13],), prompt=48, before=48, now=0),
-        B: Req(([11, 12, 22],), prompt=48, before=48, now=0, local=32),
-    }
-    meta = SimpleCPUOffloadMetadata(store_event=1, store_gpu_blocks=[11, 12, 22], store_cpu_blocks=[1, 2, 3])
-    holdings = step(requests)
-    assert said(meta, holdings) in ([(A, STORE, 0, 32), (B, STORE, 32, 16)], [(B, STORE, 0, 48)])
-
-
-def test_simple_cpu_offload_of_blocks_of_requests_long_gone():
-    meta = SimpleCPUOffloadMetadata(store_event=1, store_gpu_blocks=[91, 92], store_cpu_blocks=[1, 2])
-    declared = read(meta, step(one_step()))
-    assert not declared.readable and declared.problems[0].field == "store_gpu_blocks"
-
-
 class LoadStoreSpec:
     pass
 

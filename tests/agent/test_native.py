@@ -30,8 +30,6 @@ def cache(kind: str = "K and V first", layers: int = 2, together: bool = False) 
     order = [1, 5, 0, 2, 3, 4] if together else [5, 0, 1, 2, 3, 4]
     if kind == "K and V in the content":
         order = [4, 0, 1, 2, 3]
-    elif kind == "blocks first":
-        order = [5, 0, 1, 2, 3, 4]
     return Cache(kind, BLOCKS, SIZE, 1, order, layers)
 
 
@@ -73,6 +71,18 @@ def installed(row: native.NativeCopy, function: Any) -> ModuleType:
     return module
 
 
+def page(tensor: Any) -> int:
+    """Bytes of a block, where blocks are the outermost dimension."""
+    return int(tensor.stride(0) * tensor.element_size())
+
+
+def pieces(here: Cache, *blocks: int) -> tuple[list[int], list[int]]:
+    """Addresses and sizes of these blocks, layer by layer."""
+    layers = here.tensors.values()
+    addresses = [one.data_ptr() + block * page(one) for one in layers for block in blocks]
+    return addresses, [page(one) for one in layers for _ in blocks]
+
+
 def of_each(here: Cache, way: str, *blocks: int) -> dict[tuple[str, str], Any]:
     """These blocks of each layer, and no other."""
     return {(name, way): slots_of(*blocks) for name in here.names}
@@ -112,7 +122,7 @@ def test_swap_blocks_as_the_old_offloading_worker_calls_it(cache_ops: Any) -> No
     for tensor in here.tensors.values():
         K, V = tensor[0], tensor[1]
         host = torch.zeros(2, BLOCKS, *K.shape[1:])
-        size = K.element_size() * K.stride(0)
+        size = page(K)
         pairs = torch.tensor([[2, 0], [5, 1]], dtype=torch.int64)
         with watching(here) as watch:
             cache_ops.swap_blocks(K, host[0], size, pairs)
@@ -136,12 +146,9 @@ def test_swap_blocks_as_the_old_offloading_worker_calls_it(cache_ops: Any) -> No
 def test_swap_blocks_batch_as_the_offloading_worker_calls_it(cache_ops: Any, kind: str) -> None:
     here = cache(kind)
     host = torch.zeros(2, BLOCKS, 4096, dtype=torch.int8)
-    page = {name: one.stride(0) * one.element_size() for name, one in here.tensors.items()}
-    ids = [6, 1, 2]
-    gpu = [one.data_ptr() + block * page[name] for name, one in here.tensors.items() for block in ids]
-    cpu = [host[n, m].data_ptr() for n in range(2) for m in range(len(ids))]
-    sizes = torch.tensor([page[name] for name in here.names for _ in ids])
-    source, target = torch.tensor(gpu), torch.tensor(cpu)
+    gpu, bytes_of_each = pieces(here, 6, 1, 2)
+    cpu = [host[n, m].data_ptr() for n in range(2) for m in range(3)]
+    source, target, sizes = torch.tensor(gpu), torch.tensor(cpu), torch.tensor(bytes_of_each)
     with watching(here) as watch:
         cache_ops.swap_blocks_batch(source, target, sizes, is_src_access_order_any=False)
     assert seen(watch) == of_each(here, READ, 6, 1, 2)
@@ -166,7 +173,7 @@ def test_a_block_of_all_layers_at_once(cache_ops: Any) -> None:
     assert seen(watch) == of_each(here, READ, 3)
 
 
-def test_simple_cpu_offload(cache_ops: Any) -> None:
+def test_simple_cpu_offload() -> None:
     """build_params: base addresses and bytes of a block a layer, as arrays of uint64."""
     here = cache("K and V in the content")
     host = {name: torch.zeros(one.shape) for name, one in here.tensors.items()}
@@ -175,10 +182,8 @@ def test_simple_cpu_offload(cache_ops: Any) -> None:
         def bases(tensors: Any) -> Any:
             return np.array([one.data_ptr() for one in tensors.values()], dtype=np.uint64)
 
-        per_block = [one.stride(0) * one.element_size() for one in source.values()]
-        return SimpleNamespace(
-            src_bases=bases(source), dst_bases=bases(target), bpb=np.array(per_block, dtype=np.uint64)
-        )
+        per_block = np.array([page(one) for one in source.values()], dtype=np.uint64)
+        return SimpleNamespace(src_bases=bases(source), dst_bases=bases(target), bpb=per_block)
 
     def copy_blocks(src_block_ids: Any, dst_block_ids: Any, params: Any) -> None:
         for base, other, size in zip(params.src_bases, params.dst_bases, params.bpb, strict=True):
@@ -205,17 +210,16 @@ def test_the_triton_path_counts_once_with_what_it_calls(cache_ops: Any) -> None:
         cache_ops.swap_blocks_batch(src, dst, sizes, is_src_access_order_any=order)
 
     module = installed(row, swap_blocks_batch)
-    tensor = here.tensors[here.names[0]]
-    page = tensor.stride(0) * tensor.element_size()
-    host = torch.zeros(page, dtype=torch.int8)
-    source, target = torch.tensor([host.data_ptr()]), torch.tensor([tensor.data_ptr() + 2 * page])
+    (address,), (size,) = pieces(here, 2)
+    host = torch.zeros(size, dtype=torch.int8)
+    source, target = torch.tensor([host.data_ptr()]), torch.tensor([address])
     with watching(here) as watch:
-        module.swap_blocks_batch(source, target, torch.tensor([page]), True, bytes_per_chunk=8)
+        module.swap_blocks_batch(source, target, torch.tensor([size]), True, bytes_per_chunk=8)
     assert seen(watch) == {(here.names[0], WRITTEN): slots_of(2)}
     assert watch.slots(True, 0) == {here.names[0]: SIZE}
 
 
-def test_hf3fs_gathers_and_scatters_slots(cache_ops: Any) -> None:
+def test_hf3fs_gathers_and_scatters_slots() -> None:
     here = cache()
     pointers = torch.tensor([one.data_ptr() for one in here.tensors.values()])
     indices = list(range(8, 12))
@@ -296,13 +300,6 @@ def test_lmcache(module: str, directions: tuple[Any, Any]) -> None:
 # --- Mooncake, FlexKV -----------------------------------------------------------------------------------
 
 
-def pieces(here: Cache, *blocks: int) -> tuple[list[int], list[int]]:
-    page = [one.stride(0) * one.element_size() for one in here.tensors.values()]
-    firsts = [one.data_ptr() for one in here.tensors.values()]
-    addresses = [first + block * size for first, size in zip(firsts, page, strict=True) for block in blocks]
-    return addresses, [size for size in page for _ in blocks]
-
-
 def test_mooncake_transfers() -> None:
     here = cache("K and V in the content")
     addresses, sizes = pieces(here, 2, 3)
@@ -327,8 +324,7 @@ def test_mooncake_transfers() -> None:
 
 def test_mooncake_store_keys_that_failed_do_not_count() -> None:
     here = cache("K and V in the content")
-    (a, b), (c, d) = (pieces(here, 1)[0], pieces(here, 4)[0])
-    size = pieces(here, 1)[1][0]
+    ((a, b), (size, _)), ((c, d), _) = pieces(here, 1), pieces(here, 4)
     attr = "MooncakeDistributedStore.batch_put_from_multi_buffers"
     module = installed(row_of(attr), lambda self, keys, buffers, sizes, config=None: [0, -704])
     store = module.MooncakeDistributedStore()
@@ -347,8 +343,7 @@ def test_flexkv() -> None:
     here = cache()
     module = installed(row_of("transfer_kv_blocks"), lambda *args, **kwargs: None)
     tensor = here.tensors[here.names[0]]
-    item = tensor.element_size()
-    kv, block = tensor.stride(0) * item, tensor.stride(1) * item
+    kv, block = page(tensor), page(tensor[0])
     pointers = torch.tensor([one.data_ptr() for one in here.tensors.values()])
     for to_device, way in ((False, READ), (True, WRITTEN)):
         with watching(here) as watch:
@@ -524,11 +519,10 @@ def test_memory_of_nobody_leaves_it_open_what_was_copied() -> None:
 
 def test_pieces_that_reach_over_the_end_count_up_to_it() -> None:
     here = cache("K and V in the content", layers=1)
-    tensor = here.tensors[here.names[0]]
-    page = tensor.stride(0) * tensor.element_size()
+    (address,), (size,) = pieces(here, 7)
     module = installed(row_of("MooncakeDistributedStore.put_from"), lambda self, *args: 0)
     with watching(here) as watch:
-        module.MooncakeDistributedStore().put_from("k", tensor.data_ptr() + 7 * page, 3 * page)
+        module.MooncakeDistributedStore().put_from("k", address, 3 * size)
     assert seen(watch) == {(here.names[0], READ): slots_of(7)}
 
 

@@ -51,7 +51,7 @@ def test_a_forked_child_opens_its_own_spool_when_it_writes(trace):
     assert len(pids) == 2 and os.getpid() in pids
 
 
-def test_standing_facts_are_in_every_spool_that_is_opened(trace, tmp_path):
+def test_standing_facts_are_in_every_spool_that_is_opened(trace):
     target = TargetFact(id="x", status="found")
     AGENT.fact(target, Role.FRONT, standing="x")
     AGENT.close()

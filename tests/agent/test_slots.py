@@ -172,7 +172,7 @@ def indexes(draw: Any, size: int, shape: tuple[int, ...], negative: bool = True)
     low = -size if negative else 0
     count = int(torch.tensor(shape).prod()) if shape else 1
     values = draw(st.lists(st.integers(low, size - 1), min_size=count, max_size=count))
-    return torch.tensor(values, dtype=draw(st.sampled_from((torch.int64, torch.int64)))).view(shape)
+    return torch.tensor(values, dtype=torch.int64).view(shape)
 
 
 def index_list(draw: Any, tensor: Any) -> list[Any]:

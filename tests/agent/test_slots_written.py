@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent import ids  # noqa: E402
 from kvtrace.agent.kv import access  # noqa: E402
-from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
+from kvtrace.agent.kv.caches import Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch import records  # noqa: E402
 from kvtrace.agent.watch.operations import READ, CopyWatch  # noqa: E402
@@ -19,15 +19,7 @@ from kvtrace.trace import hooks, rows  # noqa: E402
 from kvtrace.trace.format import Flag, Kind  # noqa: E402
 
 from . import fakes  # noqa: E402
-from .fakes import on_worker  # noqa: E402
-
-BLOCKS, BLOCK = 10, 4
-
-
-@pytest.fixture
-def caches():
-    CACHES.__init__()
-    return {name: torch.randn(BLOCKS, BLOCK, 8) for name in ("layer.0", "layer.1")}
+from .fakes import BLOCK, BLOCKS, on_worker  # noqa: E402
 
 
 def pick(connector, kv, slots):
@@ -148,6 +140,11 @@ def cache_of(kv: Any) -> Caches:
     return caches
 
 
+def write(watch: CopyWatch, at: int = 0) -> None:
+    """As a save hook in step 9 that was watched."""
+    records.Touching(watch, hooks.SAVE_LAYER.code, 1, 9, 1000 + at, 0).write()
+
+
 def test_values_on_a_device_are_read_when_they_have_come(trace, monkeypatch):
     device = Device()
     monkeypatch.setattr(torch, "cuda", device)
@@ -157,7 +154,7 @@ def test_values_on_a_device_are_read_when_they_have_come(trace, monkeypatch):
     noted(second, kv, torch.tensor([7]))
     AGENT.id("layer.0")
     for at, watch in enumerate((first, second)):
-        records.Touching(watch, hooks.SAVE_LAYER.code, 1, 9, 1000 + at, 0).write()
+        write(watch, at)
     records.settle()
     # what is known is not held back by what is not
     assert [row[3] for row in written(trace)] == ["28+4"]
@@ -172,21 +169,22 @@ def test_halves_that_two_calls_of_a_step_read_are_all_of_a_slot(trace):
     kv = torch.randn(2, BLOCKS, BLOCK, 8)
     AGENT.id("layer.0")
     one, other = slice(1, 3), slice(4, 5)
-    of_step = ((1, one), (0, one), (0, other), (1, other), (1, one))
-    asked = [(9, 0, one), *((10, half, blocks) for half, blocks in of_step), (0, 1, one), (0, 0, one)]
-    for step, half, blocks in asked:
+
+    def reads(step: int, half: int, blocks: slice) -> None:
         watch = CopyWatch(cache_of(kv), None, BLOCK)
         seen = access.access_of(kv[half, blocks], access.READS, "clone", {})
         watch._note(watch.caches.at(kv, seen.view), READ, seen)
         records.Touching(watch, 0, 1, step, 1000, 0).write()
+
+    of_step = ((1, one), (0, one), (0, other), (1, other), (1, one))
+    for asked in ((9, 0, one), *((10, *half) for half in of_step), (0, 1, one), (0, 0, one)):
+        reads(*asked)
     part, whole = ("/4+8", 0, 8), ("4+8", 8, 8)
     # each slot is whole once: in the call that completes it
     then = [("/16+4", 0, 4), ("16+4", 4, 4), part]
     assert [row[3:6] for row in written(trace)] == [part, part, whole, *then, part, part]
     for step in range(1, 3 * records._MOST_HALVES):
-        watch = CopyWatch(cache_of(kv), None, BLOCK)
-        watch._note(watch.caches.at(kv, seen.view), READ, seen)
-        records.Touching(watch, 0, 1, step, 1000, 0).write()
+        reads(step, 0, one)
     assert len(records._halves) <= records._MOST_HALVES + 1, "memory is bounded"
 
 
@@ -196,7 +194,7 @@ def test_what_never_comes_ends_unknown_and_memory_is_bounded(trace, monkeypatch)
     for at in range(records._MOST_WAITING + 3):
         watch = CopyWatch(cache_of(kv), None, BLOCK)
         noted(watch, kv, OnDevice(torch.tensor([1, 2])))
-        records.Touching(watch, hooks.SAVE_LAYER.code, 1, 9, 1000 + at, 0).write()
+        write(watch, at)
     assert len(records._waiting) == records._MOST_WAITING
     records._waiting.clear()
     assert [row[3:6] for row in written(trace)] == [(None, -1, -1)] * 3

@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 from kvtrace.agent.errors.swallowed import THREAD  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.origin import WorkOrigin  # noqa: E402
-from kvtrace.agent.watch.operations import CopyWatch  # noqa: E402
 from kvtrace.agent.watch.states import STATES  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import hooks, rows  # noqa: E402
@@ -24,6 +23,8 @@ from . import fakes  # noqa: E402
 from .fakes import on_worker  # noqa: E402
 
 BLOCKS, PAGE = 6, 128
+
+pytestmark = pytest.mark.usefixtures("torch_is_ready")
 Do = Callable[[Any], Any]
 
 
@@ -43,15 +44,6 @@ class Keeping(fakes.KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         self.kept.append(self.saves(self.caches))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def torch_is_ready():
-    """At the first operation that is watched torch imports a lot, native code of others too."""
-    watch = CopyWatch(CACHES, None)
-    watch.start()
-    torch.arange(8.0).as_strided((2, 2), (2, 1))[1].clone()
-    watch.stop()
 
 
 @pytest.fixture
@@ -91,19 +83,19 @@ def of_save(found):
     return [one[1:] for one in found if one[0] == "wait_for_save"]
 
 
-def test_both_tensors_of_a_state_are_seen_to_be_read(trace, caches):
-    found = run(trace, caches, lambda caches: [one[2].clone() for one in caches["m"]])
-    assert of_save(found) == [("read", "2+1", 0, 2), ("read", "2+1", 1, 2), ("end", None, 1, 0)]
-
-
-def test_states_of_several_requests_may_be_picked_at_once(trace, caches):
-    found = run(trace, caches, lambda caches: caches["m"][1][torch.tensor([5, 1, 2])])
-    assert of_save(found) == [("read", "1+2,5+1", 1, 2), ("end", None, 1, 0)]
-
-
-def test_a_piece_of_a_state_is_no_state(trace, caches):
-    found = run(trace, caches, lambda caches: caches["m"][1][2, 0].clone())
-    assert of_save(found) == [("read", "/2+1", 1, 2), ("end", None, 1, 0)]
+@pytest.mark.parametrize(
+    ("saves", "seen"),
+    [
+        (lambda caches: [one[2].clone() for one in caches["m"]], [("2+1", 0), ("2+1", 1)]),
+        (lambda caches: caches["m"][1][torch.tensor([5, 1, 2])], [("1+2,5+1", 1)]),
+        (lambda caches: caches["m"][1][2, 0].clone(), [("/2+1", 1)]),
+        (lambda caches: None, []),
+    ],
+    ids=["both tensors", "of several requests at once", "a piece is no state", "nothing"],
+)
+def test_the_states_that_a_call_reads_are_named_and_its_end(trace, caches, saves, seen):
+    found = [("read", blocks, part, 2) for blocks, part in seen]
+    assert of_save(run(trace, caches, saves)) == [*found, ("end", None, 1, 0)]
 
 
 def test_a_state_that_a_load_writes_is_seen(trace, caches):
@@ -114,10 +106,6 @@ def test_a_state_that_a_load_writes_is_seen(trace, caches):
     found = run(trace, caches, loads=fills)
     of_load = [one[1:] for one in found if one[0] == "start_load_kv"]
     assert of_load == [("wrote", "3+1", 0, 2), ("wrote", "3+1", 1, 2), ("end", None, 1, 0)]
-
-
-def test_a_call_that_does_nothing_says_that_nothing_was_touched(trace, caches):
-    assert of_save(run(trace, caches)) == [("end", None, 1, 0)]
 
 
 def test_kv_of_tokens_that_is_copied_leaves_the_call_clear(trace, caches):

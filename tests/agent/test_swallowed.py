@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from kvtrace.agent import state
-from kvtrace.agent.errors import swallowed
+from kvtrace.agent.errors import logs, swallowed
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Fact
@@ -110,6 +110,7 @@ def own_mistake(connector):
 
 
 def own_mistake_and_on(connector):
+    """It comes before KV is read."""
     try:
         connector.scale = connector.caches.scale
     except Exception:
@@ -126,8 +127,7 @@ def call(connector, number=1, times=1):
 
 
 def make(how):
-    connector = on_worker(Careful(how))
-    return connector
+    return on_worker(Careful(how))
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,7 @@ def make(how):
         (deep_key_error, "KeyError", "write", False),
     ],
 )
-def test_what_the_connector_swallows_is_named_with_its_place(trace, monkeypatch, how, kind, function, logged):
-    from kvtrace.agent.errors import logs
-
+def test_what_the_connector_swallows_is_named_with_its_place(trace, how, kind, function, logged):
     logs.install()
     call(make(how))
     (fact,) = trace.facts(Fact.SWALLOWED)
@@ -152,7 +150,9 @@ def test_what_the_connector_swallows_is_named_with_its_place(trace, monkeypatch,
     assert "hunter2" not in fact["message"]
 
 
-@pytest.mark.parametrize("how", [key_error, environment, attribute, optional_import, generator])
+@pytest.mark.parametrize(
+    "how", [key_error, environment, attribute, optional_import, generator, own_mistake_and_on]
+)
 def test_ordinary_control_flow_is_no_finding(trace, how):
     call(make(how))
     assert trace.facts(Fact.SWALLOWED) == []
@@ -164,11 +164,6 @@ def test_an_ordinary_exception_in_a_broad_handler_says_so(trace):
     told = sys.version_info >= (3, 11)  # handlers are read from a table that came with it
     assert found == ([("AttributeError", True, None)] if told else [])
     assert all(fact["where"].endswith("in own_mistake") for fact in trace.facts(Fact.SWALLOWED))
-
-
-def test_an_ordinary_exception_before_kv_is_read_is_no_finding(trace):
-    call(make(own_mistake_and_on))
-    assert trace.facts(Fact.SWALLOWED) == []
 
 
 def test_what_escapes_the_hook_is_not_swallowed(trace):

@@ -9,6 +9,7 @@ from typing import Any
 import looks
 import pytest
 
+from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap.proxy import index_of
 
 from . import fakes
@@ -55,8 +56,6 @@ def test_a_connector_catches_the_same_traced_and_untraced(trace: Any) -> None:
 def test_no_frame_of_ours_stands_in_a_traceback(
     trace: Any, watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvtrace.agent.state import AGENT
-
     plain = looks.of_exception(Curious().wait_for_save)
     connector = on_worker(Curious())
     if watched:

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from diagnosed import analyse, ids, not_observed, prompts, ruled_out, the, tokens, words
 from synth import Chunk, Entry, Prompt, Several, Sim
-from test_load_rules import the, words
-from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis
 from kvtrace.ledger import read_run
@@ -46,6 +45,14 @@ def swallow(sim: Several, name: str) -> None:
                  "message": "refused", "where": "store.py:12 in put", "layer": layer,
                  "step": sim.tag << 32 | n, "count": count, "observed_calls": count, "logged": False},
             )  # fmt: skip
+
+
+def dead_beside_good(folder: Path) -> Several:
+    """Both are given the same; one catches an exception in each of its calls."""
+    sim = Several(folder / "run", ["Good", "Dead"], kv_blocks=64)
+    served(sim, {"Good": 32, "Dead": 32}, ["Good", "Dead"])
+    swallow(sim, "Dead")
+    return sim
 
 
 def of(diagnosis: Diagnosis, name: str) -> Diagnosis:
@@ -87,10 +94,7 @@ def test_what_another_one_loads_the_scheduler_does_not_hold(tmp_path: Path) -> N
 
 
 def test_a_dead_one_beside_a_good_one_comes_first(tmp_path: Path) -> None:
-    sim = Several(tmp_path / "run", ["Good", "Dead"], kv_blocks=64)
-    served(sim, {"Good": 32, "Dead": 32}, ["Good", "Dead"])
-    swallow(sim, "Dead")
-    diagnosis = analyse(sim)
+    diagnosis = analyse(dead_beside_good(tmp_path))
     assert tokens(diagnosis) == {"saved": 288, "not-saved:below-save-granularity": 4}
     first = diagnosis.findings[0]
     assert (first.id, first.connector, first.severity) == ("exception-swallowed", "Dead", "fault")
@@ -99,8 +103,8 @@ def test_a_dead_one_beside_a_good_one_comes_first(tmp_path: Path) -> None:
     assert "exception-swallowed" not in ruled_out(diagnosis)
     # What became of what the good one read was not seen: no fault of it, and no rule-out either.
     assert "exception-swallowed" not in ruled_out(of(diagnosis, "Good"))
-    unseen = {one.id: one.why for one in of(diagnosis, "Good").not_observed}
-    assert unseen["exception-swallowed"].endswith("what became of tokens that were read was not seen")
+    unseen = not_observed(of(diagnosis, "Good"))["exception-swallowed"]
+    assert unseen.endswith("what became of tokens that were read was not seen")
     assert ids(of(diagnosis, "Good")) == ["below-save-granularity"]
     assert tokens(of(diagnosis, "Dead"))["not-saved:exception-swallowed"] == 288
 
@@ -152,9 +156,7 @@ def test_an_engine_with_one_connector_keeps_its_findings(tmp_path: Path) -> None
 
 
 def test_the_report_has_the_books_of_each(tmp_path: Path) -> None:
-    sim = Several(tmp_path / "run", ["Good", "Dead"], kv_blocks=64)
-    served(sim, {"Good": 32, "Dead": 32}, ["Good", "Dead"])
-    swallow(sim, "Dead")
+    sim = dead_beside_good(tmp_path)
     analyse(sim)
     report = report_of(sim)
     good, dead = report["connectors"]

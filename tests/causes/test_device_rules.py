@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from diagnosed import analyse, ids, not_observed, prompts, ruled_out, said, served, tokens
 from synth import Chunk, Entry, Fate, Rounding, Sim
-from test_effects import finding
-from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.ledger import read_run
 from kvtrace.ledger.graphs import GraphUse, ModeUse, graph_uses
@@ -102,8 +101,7 @@ def test_why_a_mode_was_used(tmp_path: Path, facts: dict[str, Any], why: list[st
 
 
 def test_a_run_without_cuda_has_no_graphs_in_its_report(tmp_path: Path) -> None:
-    sim = Sim(tmp_path / "run")
-    sim.serve(prompts([64]), Rounding(32).policy())
+    sim = served(tmp_path / "run", [64], Rounding(32).policy())
     sim.write()
     report = build_report(sim.dir)
     assert "graphs" not in report and "device" not in report and graphs(report) == []
@@ -132,7 +130,7 @@ def test_capture_time_bodies_are_no_coverage(tmp_path: Path) -> None:
 
 def test_device_times_are_called_missing_only_where_they_are(tmp_path: Path) -> None:
     def missing(sim: Sim) -> str:
-        return {item.id: item.why for item in analyse(sim).not_observed}.get("device-time", "")
+        return not_observed(analyse(sim)).get("device-time", "")
 
     assert missing(timed_run(tmp_path / "timed", waiting(3))) == ""
     untimed = cuda_sim(tmp_path / "untimed")
@@ -163,9 +161,12 @@ def waiting(n: int) -> list[tuple[int, int, bool]]:
     return [(before, before + 30_000, True) for before in range(MS, MS + n * MS, MS)]
 
 
+CONSTANT = [(before, 2 * MS, before <= 2 * MS) for before in range(100_000, 4 * MS, 50_000)]
+
+
 def test_a_hook_that_waits(tmp_path: Path) -> None:
     diagnosis = analyse(timed_run(tmp_path, waiting(10)))
-    text = finding(diagnosis, "sync-in-hook")
+    text = said(diagnosis, "sync-in-hook")
     assert "save_kv_layer makes the host wait for the device" in text
     assert "10 timed calls began while the device had work left; none returned before it was done" in text
     assert "10 as it was done, after 1.0 to 10.0 ms (5.5 ms a call" in text
@@ -181,20 +182,15 @@ def test_a_hook_that_waits(tmp_path: Path) -> None:
         pytest.param([(before, 30 * MS, True) for before, _, _ in waiting(18)], id="merely slow"),
         pytest.param([(50_000, 60_000, True), (99_000, 99_000, True)] * 9, id="nearly nothing to wait for"),
         pytest.param([*waiting(8), *[(MS, 9 * MS, True)] * 9], id="mostly something else"),
+        # Whatever the device has left, the hook takes 2 ms: it returns when it is done with itself.
+        pytest.param(CONSTANT, id="a constant length"),
+        pytest.param([call for call in CONSTANT if call[2]], id="a constant length, little outstanding"),
     ],
 )
 def test_anything_less_is_no_finding(tmp_path: Path, calls: list[tuple[int, int, bool]]) -> None:
     diagnosis = analyse(timed_run(tmp_path, calls))
     assert "sync-in-hook" not in ids(diagnosis) and "sync-in-hook" not in ruled_out(diagnosis)
-    assert "sync-in-hook" in {item.id for item in diagnosis.not_observed}
-
-
-def test_a_host_bound_hook_of_constant_length_is_never_found(tmp_path: Path) -> None:
-    """Whatever the device has left: the hook takes 2 ms, and returns when it is done with itself."""
-    calls = [(before, 2 * MS, before <= 2 * MS) for before in range(100_000, 4 * MS, 50_000)]
-    assert "sync-in-hook" not in ids(analyse(timed_run(tmp_path, calls)))
-    only_short = [call for call in calls if call[2]]
-    assert "sync-in-hook" not in ids(analyse(timed_run(tmp_path / "short", only_short)))
+    assert "sync-in-hook" in not_observed(diagnosis)
 
 
 def test_a_hook_that_never_waits_is_ruled_out(tmp_path: Path) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
+from diagnosed import analyse, ids, not_observed, prompts, ruled_out, said, served, tokens
 from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
-from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.case import Case, LostSpan, kept_before, make_case, stored_before
@@ -17,11 +18,6 @@ from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
 from kvtrace.terms import Grade
 from kvtrace.trace.format import Fact
-
-
-def finding(diagnosis: Diagnosis, ident: str) -> str:
-    one = next(f for f in diagnosis.findings if f.id == ident)
-    return " | ".join([one.severity, one.title, *one.evidence, *one.remedy])
 
 
 def all_of(n: int, rank: int, layer: int, slots: int) -> int:
@@ -38,10 +34,22 @@ def sim_of(tmp_path: Path, name: str = "run", **more: object) -> Sim:
     return sim
 
 
+Measure = Callable[[int, int, int, int], int | None]
+
+
+def watched(
+    tmp_path: Path, lengths: list[int], *, policy: Policy | None = None, measure: Measure | None = None,
+    name: str = "run", **more: Any,
+) -> Sim:  # fmt: skip
+    """Prompts of these lengths, one after the other, stored in whole units of 32 tokens unless there is
+    another ``policy``; ``measure``: what was seen to be read of them, as of Sim.serve."""
+    sim = sim_of(tmp_path, name, **more)
+    sim.serve(prompts(lengths), policy or Rounding(32).policy(), measure=measure)
+    return sim
+
+
 def test_measured_and_agreeing(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path, tp=2)
-    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(), measure=all_of)
-    diagnosis = analyse(sim)
+    diagnosis = analyse(watched(tmp_path, [64, 128, 192], measure=all_of, tp=2))
     assert ids(diagnosis) == []
     assert tokens(diagnosis) == {"saved": 384}
     assert diagnosis.saves.trust == "measured"
@@ -50,33 +58,26 @@ def test_measured_and_agreeing(tmp_path: Path) -> None:
 
 
 def test_partly_measured_is_mixed(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(),
-              measure=lambda n, r, layer, s: s if n == 1 else None)  # fmt: skip
+    sim = watched(tmp_path, [64, 128, 192], measure=lambda n, r, layer, s: s if n == 1 else None)
     diagnosis = analyse(sim)
     assert diagnosis.saves.trust == "mixed" and tokens(diagnosis) == {"saved": 384}
     assert "2 of 6 store calls" in diagnosis.stages[5].note
     assert not {"stored-nothing", "slots-short"} & set(ruled_out(diagnosis))
-    said = {one.id: one.why for one in diagnosis.not_observed}
-    assert "4 of 6 store calls" in said["stored-nothing"]
-    assert "2 store calls that were watched, of 6" in said["exception-swallowed"]
+    unseen = not_observed(diagnosis)
+    assert "4 of 6 store calls" in unseen["stored-nothing"]
+    assert "2 store calls that were watched, of 6" in unseen["exception-swallowed"]
 
 
 def test_not_measured_is_declared(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64]), Rounding(32).policy(), measure=lambda *_: -1)
-    diagnosis = analyse(sim)
+    diagnosis = analyse(watched(tmp_path, [64], measure=lambda *_: -1))
     assert diagnosis.saves.trust == "declared" and tokens(diagnosis) == {"saved": 64}
 
 
 def test_stored_nothing(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(),
-              measure=lambda n, r, layer, s: 0 if n == 2 else s)  # fmt: skip
-    diagnosis = analyse(sim)
+    diagnosis = analyse(watched(tmp_path, [64, 128, 192], measure=lambda n, r, layer, s: 0 if n == 2 else s))
     assert ids(diagnosis) == ["stored-nothing"]
     assert tokens(diagnosis) == {"saved": 256, "not-saved:stored-nothing": 128}
-    text = finding(diagnosis, "stored-nothing")
+    text = said(diagnosis, "stored-nothing")
     assert "2 of 6 measured store calls" in text
     # A thread that copies after the blocks went to others may not find them: it is passed something.
     assert "keep the blocks until it is done" in text and "another thread" not in text
@@ -91,33 +92,20 @@ def test_empty_files_prove_that_nothing_was_stored(tmp_path: Path) -> None:
         sim.effect(0, step, layer, 0, size=80, files=1, target=5 + layer)
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["stored-nothing"]
-    assert "wrote almost nothing" in finding(diagnosis, "stored-nothing")
+    assert "wrote almost nothing" in said(diagnosis, "stored-nothing")
 
 
 def test_silence_in_every_watched_call_is_nothing_stored(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
-    diagnosis = analyse(sim)
+    diagnosis = analyse(watched(tmp_path, [64, 128], measure=lambda *_: 0))
     assert ids(diagnosis) == ["stored-nothing"]
     assert tokens(diagnosis) == {"not-saved:stored-nothing": 192}
-    # Whose class it is says nothing: what was seen does.
-    sim = sim_of(tmp_path, "named", connector="LMCacheConnectorV1",
-                 connector_facts={"class": "LMCacheConnectorV1"})  # fmt: skip
-    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
-    assert tokens(analyse(sim)) == {"not-saved:stored-nothing": 192}
-    sim = sim_of(tmp_path, "unsure", connector="LMCacheConnectorV1",
-                 connector_facts={"class": "LMCacheConnectorV1"})  # fmt: skip
-    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: -1)
-    assert "not-saved:stored-nothing" not in tokens(analyse(sim))
 
 
 def test_silence_says_nothing_where_the_address_was_given_out(tmp_path: Path) -> None:
     """No metadata names a store; whoever has the memory may send it all the same (NIXL's producer)."""
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Policy(store=nothing))
+    sim = watched(tmp_path, [64, 128], policy=Policy(store=nothing))
     assert set(tokens(analyse(sim))) == {"not-saved:metadata-has-no-store"}
-    sim = sim_of(tmp_path, "given")
-    sim.serve(prompts([64, 128]), Policy(store=nothing))
+    sim = watched(tmp_path, [64, 128], policy=Policy(store=nothing), name="given")
     sim.workers[0].fact(Fact.WATCH_LIMITS, {"connector": 1, "kind": "address", "what": "data_ptr"})
     assert tokens(analyse(sim)) == {"not-observed": 192}
 
@@ -134,19 +122,15 @@ def test_saves_in_wait_for_save_are_measured_there(tmp_path: Path) -> None:
 
 
 def test_slots_short(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([128, 256]), Rounding(32).policy(),
-              measure=lambda n, r, layer, s: s // 2 if layer else s)  # fmt: skip
-    diagnosis = analyse(sim)
+    diagnosis = analyse(watched(tmp_path, [128, 256], measure=lambda n, r, layer, s: s // 2 if layer else s))
     assert ids(diagnosis) == ["slots-short"]
     assert tokens(diagnosis) == {"saved": 192 + 96, "not-saved:slots-short": 96}
-    assert "read 50.0 % of the slots" in finding(diagnosis, "slots-short")
+    assert "read 50.0 % of the slots" in said(diagnosis, "slots-short")
 
 
 def test_a_part_of_each_slot_is_less_than_the_slot(tmp_path: Path) -> None:
     """Reads of one head of two were "read none of it"."""
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    sim = watched(tmp_path, [64, 128])
     for name, length, number in (("req-1", 64, 1), ("req-2", 128, 2)):
         step, partly = sim.tag << 32 | number, name == "req-2"
         for layer in range(sim.layers):
@@ -155,8 +139,8 @@ def test_a_part_of_each_slot_is_less_than_the_slot(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis)[0] == "slots-short"
     assert tokens(diagnosis) == {"saved": 64, "not-saved:slots-short": 128}
-    said = finding(diagnosis, "slots-short")
-    assert "read a part of each of the slots" in said and "some heads, or K or V alone" in said
+    text = said(diagnosis, "slots-short")
+    assert "read a part of each of the slots" in text and "some heads, or K or V alone" in text
 
 
 def test_what_is_read_in_part_for_nobody_known_is_open(tmp_path: Path) -> None:
@@ -177,9 +161,9 @@ def test_ranks_diverge_where_a_layer_fares_differently_on_them(
     tmp_path: Path, ranks: set[int], diverge: bool
 ) -> None:
     """A layer that loses tokens on every rank is no divergence."""
-    sim = sim_of(tmp_path, tp=2)
-    sim.serve(prompts([128, 256]), Rounding(32).policy(),
-              measure=lambda n, r, layer, s: s // 2 if layer and r in ranks else s)  # fmt: skip
+    sim = watched(
+        tmp_path, [128, 256], measure=lambda n, r, layer, s: s // 2 if layer and r in ranks else s, tp=2
+    )
     diagnosis = analyse(sim)
     assert ids(diagnosis)[0] == "slots-short"
     apart = [one.severity for one in diagnosis.findings if one.id == "ranks-diverge"]
@@ -190,8 +174,7 @@ def test_ranks_diverge_where_a_layer_fares_differently_on_them(
 @pytest.mark.parametrize(("grade", "out"), [(Grade.READ, True), (Grade.DECLARED, False)])
 def test_ranks_are_said_to_agree_only_where_each_was_seen(tmp_path: Path, grade: Grade, out: bool) -> None:
     """What metadata says, it says for all ranks: one of them had stored nothing."""
-    sim = sim_of(tmp_path, tp=2)
-    sim.serve(prompts([128, 256]), Rounding(32).policy())
+    sim = watched(tmp_path, [128, 256], tp=2)
     sim.write()
     run = read_run(sim.dir)
     run = replace(run, base=run.base.assign(grade=int(grade)))
@@ -201,16 +184,15 @@ def test_ranks_are_said_to_agree_only_where_each_was_seen(tmp_path: Path, grade:
 @pytest.mark.parametrize(("count", "severity"), [(2, "fault"), (1, "note")])
 def test_exceptions_in_a_thread_that_works_out_of_sight(tmp_path: Path, count: int, severity: str) -> None:
     """About as many as there were requests are a reason to look; one in a long run is none."""
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(), measure=lambda *_: 0)
+    sim = watched(tmp_path, [64, 128, 192], measure=lambda *_: 0)
     sim.workers[0].fact(Fact.WATCH_LIMITS, {"connector": 71, "kind": "thread", "what": "x"})
     caught = {**SWALLOWED, "hook": "thread", "layer": None, "step": 0, "count": count, "observed_calls": 0,
               "logged": True}  # fmt: skip
     sim.workers[0].fact(Fact.SWALLOWED, caught)
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"not-observed": 384}
-    assert finding(diagnosis, "exception-swallowed").startswith(severity)
-    assert "in one of its threads" in finding(diagnosis, "exception-swallowed")
+    assert said(diagnosis, "exception-swallowed").startswith(severity)
+    assert "in one of its threads" in said(diagnosis, "exception-swallowed")
 
 
 @pytest.mark.parametrize(
@@ -220,15 +202,14 @@ def test_exceptions_that_end_work_of_which_nothing_was_saved(
     tmp_path: Path, count: int, went_on: bool, severity: str
 ) -> None:
     """Nobody logged them: they count where they came about as often as requests and ended their work."""
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(), measure=lambda *_: 0)
+    sim = watched(tmp_path, [64, 128, 192], measure=lambda *_: 0)
     sim.workers[0].fact(Fact.WATCH_LIMITS, {"connector": 71, "kind": "thread", "what": "x"})
     caught = {**SWALLOWED, "hook": "thread", "layer": None, "step": 0, "count": count, "observed_calls": 0,
               "logged": False, "asked_by": "wait_for_save", "went_on": went_on}  # fmt: skip
     sim.workers[0].fact(Fact.SWALLOWED, caught)
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"saved" if went_on else "not-observed": 384}
-    assert finding(diagnosis, "exception-swallowed").startswith(severity)
+    assert said(diagnosis, "exception-swallowed").startswith(severity)
 
 
 SWALLOWED = {"hook": "save_kv_layer", "connector": 71, "type": "OSError", "message": "disk is full",
@@ -248,8 +229,7 @@ def swallow(sim: Sim, steps: list[int], **more: object) -> None:
 
 
 def test_exception_swallowed(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
+    sim = watched(tmp_path, [64, 128], measure=lambda *_: 0)
     swallow(sim, [1, 2])
     log = {"hook": "save_kv_layer", "layer": "", "step": sim.step_id, "connector": 71, "logger": "my.store",
            "level": "ERROR", "message": "could not write", "shown": False, "count": 4}  # fmt: skip
@@ -257,7 +237,7 @@ def test_exception_swallowed(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["exception-swallowed"]
     assert tokens(diagnosis) == {"not-saved:exception-swallowed": 192}
-    text = finding(diagnosis, "exception-swallowed")
+    text = said(diagnosis, "exception-swallowed")
     assert text.startswith("fault")
     assert "OSError: disk is full (at store.py:12 in write), caught 4 times in 4 watched calls" in text
     assert 'logged "could not write" (error, my.store, 4 times; no handler shows it)' in text
@@ -265,10 +245,9 @@ def test_exception_swallowed(tmp_path: Path) -> None:
 
 
 def test_more_exceptions_than_calls_are_told_as_times(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64]), Rounding(32).policy(), measure=lambda *_: 0)
+    sim = watched(tmp_path, [64], measure=lambda *_: 0)
     swallow(sim, [1], count=6, observed_calls=2)
-    assert "caught 6 times in 2 watched calls of" in finding(analyse(sim), "exception-swallowed")
+    assert "caught 6 times in 2 watched calls of" in said(analyse(sim), "exception-swallowed")
 
 
 @pytest.mark.parametrize(("steps", "found"), [([1, 2], ["exception-swallowed"]), ([1], ["stored-nothing"])])
@@ -276,15 +255,13 @@ def test_an_ordinary_exception_as_frequent_as_losses_explains(
     tmp_path: Path, steps: list[int], found: list[str]
 ) -> None:
     """Once, while other calls read nothing either without it, it may be a look for something optional."""
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
+    sim = watched(tmp_path, [64, 128], measure=lambda *_: 0)
     swallow(sim, steps, type="AttributeError", broad=True)
     assert ids(analyse(sim)) == found
 
 
 def test_the_first_known_exceptions_explain_all_empty_calls(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64] * 10), Rounding(32).policy(), measure=lambda *_: 0)
+    sim = watched(tmp_path, [64] * 10, measure=lambda *_: 0)
     swallow(
         sim, list(range(1, 9)), type="AttributeError", broad=True
     )  # 16 of 20: the next one said is the 32nd
@@ -292,34 +269,29 @@ def test_the_first_known_exceptions_explain_all_empty_calls(tmp_path: Path) -> N
 
 
 def test_an_ordinary_exception_that_took_nothing_is_not_told(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=all_of)
+    sim = watched(tmp_path, [64, 128], measure=all_of)
     swallow(sim, [1, 2], type="AttributeError", broad=True)
     assert ids(analyse(sim)) == []
 
 
 def test_unwatched_steps_of_an_idle_rank_are_not_declared(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Rounding(32).policy(),
-              measure=lambda n, r, layer, s: 0 if n == 1 else None)  # fmt: skip
+    sim = watched(tmp_path, [64, 128], measure=lambda n, r, layer, s: 0 if n == 1 else None)
     swallow(sim, [1])
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"not-saved:exception-swallowed": 64, "not-observed": 128}
 
 
 def test_a_logged_exception_of_an_unmeasured_save_is_a_fault(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64]), Rounding(32).policy(), measure=lambda *_: -1)
+    sim = watched(tmp_path, [64], measure=lambda *_: -1)
     swallow(sim, [1], logged=True)
-    assert finding(analyse(sim), "exception-swallowed").startswith("fault")
+    assert said(analyse(sim), "exception-swallowed").startswith("fault")
 
 
 def test_an_exception_in_build_connector_meta(tmp_path: Path) -> None:
     def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
         return [] if prompt.id == "req-2" else [Entry(prompt.id, end - start, -1, start)]
 
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128, 192]), Policy(store))
+    sim = watched(tmp_path, [64, 128, 192], policy=Policy(store))
     fact = {**SWALLOWED, "hook": "build_connector_meta", "layer": None, "step": sim.tag << 32 | 2,
             "count": 1, "observed_calls": 3}  # fmt: skip
     sim.scheduler.fact(Fact.SWALLOWED, fact)
@@ -346,7 +318,7 @@ def test_ranks_share_store(tmp_path: Path) -> None:
     diagnosis = run("shared", shared=True)
     assert ids(diagnosis)[0] == "ranks-share-store"
     assert tokens(diagnosis) == {"saved": 96, "not-saved:ranks-share-store": 96}
-    text = finding(diagnosis, "ranks-share-store")
+    text = said(diagnosis, "ranks-share-store")
     assert text.startswith("fault") and "both ranks" in text and "4 times" in text
     diagnosis = run("apart", shared=False)
     assert ids(diagnosis) == [] and "ranks-share-store" in ruled_out(diagnosis)
@@ -369,14 +341,10 @@ def test_unread_entries_that_several_requests_had_saved(tmp_path: Path) -> None:
     sim.watching = WATCHED
     given = [("a", 64, (7, 8), 0, 64), ("b", 128, (7, 8, 9, 10), 64, 64), ("c", 128, (7, 8, 9, 10), 0, 0)]
     for name, length, prefixes, start, read in given:
-        sim.arrive(Prompt(name, length, digest=length, prefixes=prefixes))
-        sim.lookup(name, 0, 0, 0)
-        sim.step([Chunk(name, 0, length, first=True)], [Entry(name, length)], prompts={name: length})
+        sim.one_step(name, length, [Entry(name, length)], digest=length, prefixes=prefixes)
         for layer in range(sim.layers):
             sim.stored(name, start, read, layer)
-        sim.finish(name, length)
-    sim.write()
-    diagnosis = diagnose(read_run(sim.dir))
+    diagnosis = analyse(sim)
     assert ids(diagnosis) == ["already-stored"]
     assert tokens(diagnosis) == {"saved": 128, "not-saved:already-stored": 64 + 128}
 
@@ -442,7 +410,7 @@ def test_a_worker_that_decides_and_takes_nothing(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["stored-nothing"]
     assert tokens(diagnosis) == {"not-saved:stored-nothing": 100}
-    assert "decided on the worker" in finding(diagnosis, "stored-nothing")
+    assert "decided on the worker" in said(diagnosis, "stored-nothing")
 
 
 def test_metadata_never_bound_explains_what_none_names(tmp_path: Path) -> None:
@@ -450,14 +418,10 @@ def test_metadata_never_bound_explains_what_none_names(tmp_path: Path) -> None:
     sim, unbound = sim_of(tmp_path), Fate(unbound_ranks=frozenset({0}))
     sim.watching = WATCHED
     for n, name in enumerate("abc"):
-        sim.arrive(Prompt(name, 64, digest=n + 1))
         entries = [] if n else [Entry(name, 64, 64, 0)]
-        step = sim.step(
-            [Chunk(name, 0, 64, first=True)], entries, prompts={name: 64}, unreadable=n > 0, fate=unbound
-        )
+        step = sim.one_step(name, 64, entries, digest=n + 1, unreadable=n > 0, fate=unbound)
         for layer in range(2):
             sim.effect(0, step, layer, 0)
-        sim.finish(name, 64)
     assert tokens(analyse(sim)) == {"not-saved:metadata-not-bound": 3 * 64}
 
 
@@ -536,7 +500,7 @@ def test_an_asynchronous_save_that_did_not_come_to_its_end(
     diagnosis = analyse(sim)
     assert ids(diagnosis)[0] == ident
     assert tokens(diagnosis) == {"saved": 384 - lost, f"not-saved:{ident}": lost}
-    text = finding(diagnosis, ident)
+    text = said(diagnosis, ident)
     assert text.startswith("fault") and says in text
 
 
@@ -564,19 +528,16 @@ def log(sim: Sim, message: str, **more: object) -> None:
 
 
 def test_connector_disabled_itself(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Policy(nothing))
+    sim = watched(tmp_path, [64, 128], policy=Policy(nothing))
     log(sim, "no backend at localhost:9: saving is disabled")
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["connector-disabled-itself"]
     assert tokens(diagnosis) == {"not-saved:connector-disabled-itself": 192}
-    assert "saving is disabled" in finding(diagnosis, "connector-disabled-itself")
-    sim = sim_of(tmp_path, "healthy")
-    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    assert "saving is disabled" in said(diagnosis, "connector-disabled-itself")
+    sim = watched(tmp_path, [64, 128], name="healthy")
     log(sim, "compression of the store is disabled")
     assert ids(analyse(sim)) == []
-    sim = sim_of(tmp_path, "other")
-    sim.serve(prompts([64, 128]), Policy(nothing))
+    sim = watched(tmp_path, [64, 128], policy=Policy(nothing), name="other")
     log(sim, "took 3 s to connect")
     assert ids(analyse(sim)) == ["metadata-has-no-store"]
 
@@ -595,12 +556,10 @@ def test_connector_disabled_itself(tmp_path: Path) -> None:
 def test_what_a_connector_says_it_lacks_as_it_is_made_explains(
     tmp_path: Path, message: str, found: str
 ) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128]), Policy(nothing))
+    sim = watched(tmp_path, [64, 128], policy=Policy(nothing))
     log(sim, message, hook="create_connector")
     assert ids(analyse(sim)) == [found]
-    later = sim_of(tmp_path, "later")
-    later.serve(prompts([64, 128]), Policy(nothing))
+    later = watched(tmp_path, [64, 128], policy=Policy(nothing), name="later")
     log(later, message, hook="get_finished")
     assert ids(analyse(later)) == ["metadata-has-no-store"]
 
@@ -612,25 +571,23 @@ def keys(sim: Sim, given: list[str], read: list[str]) -> None:
 
 def test_config_key_unused(tmp_path: Path) -> None:
     def run(name: str, given: list[str], read: list[str], policy: Policy) -> Diagnosis:
-        sim = sim_of(tmp_path, name)
-        sim.serve(prompts([64, 128]), policy)
+        sim = watched(tmp_path, [64, 128], policy=policy, name=name)
         keys(sim, given, read)
         return analyse(sim)
 
     diagnosis = run("note", ["path", "chunk_sise"], ["path", "chunk_size"], Rounding(32).policy())
     assert ids(diagnosis) == ["config-key-unused"]
-    text = finding(diagnosis, "config-key-unused")
+    text = said(diagnosis, "config-key-unused")
     assert text.startswith("note") and '"chunk_sise": did you mean "chunk_size"?' in text
     diagnosis = run("fault", ["path", "chunk_sise"], ["path", "chunk_size"], Policy(nothing))
-    assert finding(diagnosis, "config-key-unused").startswith("fault")
+    assert said(diagnosis, "config-key-unused").startswith("fault")
     # What nothing explains comes after what may be its reason.
     assert ids(diagnosis) == ["config-key-unused", "metadata-has-no-store"]
     diagnosis = run("read", ["path", "unit"], ["path", "unit", "other"], Rounding(32).policy())
     assert ids(diagnosis) == [] and "all 2 keys" in ruled_out(diagnosis)["config-key-unused"]
     diagnosis = run("dark", ["path", "unit"], [], Rounding(32).policy())
     assert ids(diagnosis) == [] and "config-key-unused" not in ruled_out(diagnosis)
-    sim = sim_of(tmp_path, "hidden")
-    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    sim = watched(tmp_path, [64, 128], name="hidden")
     keys(sim, ["path", "chunk_sise"], ["path"])
     hidden = {"connector": 71, "given": ["path", "chunk_sise"], "hidden": True}
     sim.workers[0].fact(Fact.CONFIG_KEYS, hidden)  # one of its processes may read any key
@@ -738,15 +695,13 @@ def test_slow_hooks_are_notes(tmp_path: Path, hook: str, found: str) -> None:
     sim.serve(prompts([64] * 5), Rounding(32).policy())
     diagnosis = analyse(sim)
     assert ids(diagnosis) == [found]
-    text = finding(diagnosis, found)
+    text = said(diagnosis, found)
     assert text.startswith("note") and "instead of" in text
     assert tokens(diagnosis) == {"saved": 320}
 
 
 def test_quick_hooks_are_ruled_out(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, ints={"unit": 32})
-    sim.serve(prompts([64] * 5), Rounding(32).policy())
-    diagnosis = analyse(sim)
+    diagnosis = analyse(served(tmp_path, [64] * 5))
     assert {"save-blocks-step", "hook-slow"} <= set(ruled_out(diagnosis))
     assert {"tracer-cost", "sync-in-hook"} <= {item.id for item in diagnosis.not_observed}
 
@@ -757,8 +712,8 @@ def test_a_large_share_of_a_short_run_is_not_slow_nor_ruled_out(tmp_path: Path) 
     sim.serve(prompts([64] * 5), Rounding(32).policy())
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
-    said = {item.id: item.why for item in diagnosis.not_observed}
-    assert "less than 1 s in all" in said["save-blocks-step"] and "save_kv_layer" in said["hook-slow"]
+    unseen = not_observed(diagnosis)
+    assert "less than 1 s in all" in unseen["save-blocks-step"] and "save_kv_layer" in unseen["hook-slow"]
     assert not {"save-blocks-step", "hook-slow"} & set(ruled_out(diagnosis))
 
 
@@ -770,33 +725,19 @@ def test_most_of_every_step_is_slow_in_a_short_run_too(tmp_path: Path) -> None:
 
 
 def test_a_hook_that_waits_without_a_forward_is_not_slow(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, ints={"unit": 32})
-    sim.serve(prompts([64] * 2), Rounding(32).policy())
+    sim = served(tmp_path, [64] * 2)
     sim.slow = {"get_finished": 100_000_000}
     for _ in range(20):
         sim.step()
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
-    said = {item.id: item.why for item in diagnosis.not_observed}
-    assert "most steps had no forward" in said["hook-slow"]
-
-
-def test_facts_are_read(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64]), Rounding(32).policy())
-    swallow(sim, [1, 1])
-    keys(sim, ["a"], ["a"])
-    log(sim, "x" * 900)
-    sim.write()
-    run = read_run(sim.dir)
-    assert [(f.count, f.observed_calls, len(f.places)) for f in run.swallowed] == [(4, 4, 4)]
-    assert len(run.config_keys) == 2 and run.logs[0].logger == "my.store"
+    unseen = not_observed(diagnosis)
+    assert "most steps had no forward" in unseen["hook-slow"]
 
 
 def test_a_file_of_all_ranks_and_layers_is_no_layers_own(tmp_path: Path) -> None:
     """An index beside the data: shared on purpose."""
-    sim = Sim(tmp_path, tp=2, ints={"unit": 32}, noop=("wait_for_save",))
-    sim.serve(prompts([64]), Rounding(32).policy())
+    sim = served(tmp_path, [64], tp=2, noop=("wait_for_save",))
     for rank in range(2):
         for layer in range(2):
             sim.effect(rank, sim.tag << 32 | 1, layer, 64, size=9999, files=2, target=77)

@@ -6,20 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synth import WATCHED, Chunk, Entry, Fate, Policy, Rounding, Sim
-from test_effects import sim_of
+from diagnosed import analyse, not_observed, prompts, ruled_out
+from synth import WATCHED, Entry, Fate, Policy, Rounding, Sim
+from test_effects import sim_of, watched
 from test_load_rules import LOAD
-from test_rules import analyse, prompts, ruled_out
 
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.ledger import read_run
 from kvtrace.terms import Grade
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Fact
-
-
-def not_observed(diagnosis: Diagnosis) -> dict[str, str]:
-    return {one.id: one.why for one in diagnosis.not_observed}
 
 
 def test_ranks_whose_files_nobody_saw_may_share_them(tmp_path: Path) -> None:
@@ -39,8 +35,7 @@ def test_ranks_whose_files_nobody_saw_may_share_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [Limit.EXCEPTIONS, Limit.STEPS, Limit.THREAD, Limit.PROCESS])
 def test_exceptions_that_may_not_be_seen_are_not_ruled_out(tmp_path: Path, kind: Limit) -> None:
     def run(name: str, *limits: Limit) -> Diagnosis:
-        sim = sim_of(tmp_path, name)
-        sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda n, rank, layer, slots: slots)
+        sim = watched(tmp_path, [64, 128], measure=lambda n, rank, layer, slots: slots, name=name)
         for one in limits:
             sim.workers[0].fact(Fact.WATCH_LIMITS, {"connector": 11, "kind": one.value, "what": "x"})
         sim.write()
@@ -52,20 +47,14 @@ def test_exceptions_that_may_not_be_seen_are_not_ruled_out(tmp_path: Path, kind:
 
 
 def test_ranks_that_saved_nothing_did_not_save_the_same(tmp_path: Path) -> None:
-    sim = sim_of(tmp_path, tp=2)
-    sim.serve(prompts([20, 30]), Rounding(32).policy())
+    sim = watched(tmp_path, [20, 30], tp=2)
     assert "ranks-diverge" not in ruled_out(analyse(sim))
 
 
 def test_metadata_that_could_not_be_read_rules_out_no_empty_key(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
-    first, second = prompts([64, 96])
-    for prompt, unreadable in ((first, False), (second, True)):
-        sim.arrive(prompt)
-        entries = [] if unreadable else [Entry(prompt.id, prompt.length, -1, 0)]
-        sim.step([Chunk(prompt.id, 0, prompt.length, first=True)], entries,
-                 prompts={prompt.id: prompt.length}, unreadable=unreadable)  # fmt: skip
-        sim.finish(prompt.id, prompt.length)
+    sim.one_step("a", 64, [Entry("a", 64, -1, 0)], digest=1)
+    sim.one_step("b", 96, digest=2, unreadable=True)
     assert "false-already-stored" not in ruled_out(analyse(sim))
 
 
@@ -96,14 +85,8 @@ def test_a_load_that_missed_a_layer_rules_out_no_part_no_delay(tmp_path: Path) -
 
 def test_without_an_attention_body_no_late_load_is_ruled_out(tmp_path: Path) -> None:
     sim = Sim(tmp_path / "run")
-    step = sim.one_step(
-        "a",
-        128,
-        [Entry("a", 128, 128, 0)],
-        taken=96,
-        digest=1,
-        fate=Fate(dead_pairs=frozenset({(0, 0), (0, 1)})),
-    )
+    unseen = Fate(dead_pairs=frozenset({(0, 0), (0, 1)}))
+    step = sim.one_step("a", 128, [Entry("a", 128, 128, 0)], taken=96, digest=1, fate=unseen)
     for layer in range(2):
         sim.effect(0, step, layer, 96, hook="start_load_kv", flags=LOAD)
     diagnosis = analyse(sim)
@@ -124,12 +107,9 @@ def test_a_caught_exception_does_not_rule_out_failed_loads(tmp_path: Path, hook:
 
 def stored(sim: Sim, left_out: int = 0, grade: Grade = Grade.WRITTEN) -> Diagnosis:
     """Three prompts, all but the one of ``left_out`` tokens named in the metadata, saved as well as that."""
-    for prompt in prompts([96, 128, 160]):
-        sim.arrive(prompt)
-        entries = [] if prompt.length == left_out else [Entry(prompt.id, prompt.length, -1, 0)]
-        sim.step([Chunk(prompt.id, 0, prompt.length, first=True)], entries,
-                 prompts={prompt.id: prompt.length})  # fmt: skip
-        sim.finish(prompt.id, prompt.length)
+    for length in (96, 128, 160):
+        name = f"of-{length}"
+        sim.one_step(name, length, [] if length == left_out else [Entry(name, length, -1, 0)], digest=length)
     sim.write()
     run = read_run(sim.dir)
     return diagnose(replace(run, base=run.base.assign(grade=int(grade))))
@@ -154,9 +134,9 @@ def test_what_was_not_seen_sent_may_be_taken_for_stored(tmp_path: Path, grade: G
 
 @pytest.mark.parametrize("ident", ["exception-swallowed", "false-already-stored", "save-lost"])
 def test_tokens_lost_for_one_reason_leave_open_what_is_behind(tmp_path: Path, ident: str) -> None:
-    sim = sim_of(tmp_path)
-    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(),
-              measure=lambda n, rank, layer, slots: slots // 2 if layer else slots)  # fmt: skip
+    sim = watched(
+        tmp_path, [64, 128, 192], measure=lambda n, rank, layer, slots: slots // 2 if layer else slots
+    )
     diagnosis = analyse(sim)
     assert [finding.id for finding in diagnosis.findings] == ["slots-short"]
     assert ident not in ruled_out(diagnosis)
@@ -164,8 +144,7 @@ def test_tokens_lost_for_one_reason_leave_open_what_is_behind(tmp_path: Path, id
 
 def test_prompts_that_were_not_stored_rule_out_no_unit(tmp_path: Path) -> None:
     def run(name: str, *lengths: int) -> Diagnosis:
-        sim = sim_of(tmp_path, name)
-        sim.serve(prompts(list(lengths)), Rounding(32).policy())
+        sim = watched(tmp_path, list(lengths), name=name)
         return analyse(sim)
 
     assert "below-save-granularity" in ruled_out(run("whole", 64, 96))
@@ -196,9 +175,5 @@ def test_async_saves_that_returned_may_have_lost_their_reads(tmp_path: Path) -> 
 
 def test_without_metadata_nobody_knows_what_a_store_covers(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
-    (prompt,) = prompts([64])
-    sim.arrive(prompt)
-    sim.lookup(prompt.id, 0, 0, 0)
-    sim.step([Chunk(prompt.id, 0, 64, first=True)], [], prompts={prompt.id: 64}, unreadable=True)
-    sim.finish(prompt.id, 64)
+    sim.one_step("a", 64, unreadable=True)
     assert "already-stored" not in ruled_out(analyse(sim))

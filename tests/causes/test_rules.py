@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from diagnosed import analyse, ids, prompts, ruled_out, served, the, tokens
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
 
-from kvtrace.causes import Diagnosis, diagnose
-from kvtrace.causes.registry import CATALOGUE
+from kvtrace.causes import diagnose
 from kvtrace.ledger import read_run
 from kvtrace.terms import Grade
 from kvtrace.trace.format import Fact
 from kvtrace.words import count
-
-
-def prompts(lengths: list[int], output: int = 1, start: int = 1) -> list[Prompt]:
-    return [Prompt(f"req-{start + i}", n, digest=start + i, output=output) for i, n in enumerate(lengths)]
-
-
-def analyse(sim: Sim, *others: Sim) -> Diagnosis:
-    for one in (sim, *others):
-        one.write()
-    return diagnose(read_run(sim.dir))
-
-
-def ids(diagnosis: Diagnosis) -> list[str]:
-    """Findings about saves, and notes."""
-    return [finding.id for finding in diagnosis.findings if CATALOGUE[finding.id].ledger != "loads"]
-
-
-def ruled_out(diagnosis: Diagnosis) -> dict[str, str]:
-    return {item.id: item.evidence for item in diagnosis.ruled_out}
-
-
-def tokens(diagnosis: Diagnosis) -> dict[str, float]:
-    """Accounts in tokens."""
-    book = diagnosis.saves
-    book.check()
-    assert book.pairs
-    return {name: amount / book.pairs for name, amount in book.accounts.items()}
-
 
 FLAGSHIP = [1870, 180, 900, 1200, 1999, 2047, 640, 1500, 2100, 2210]
 
@@ -87,15 +58,6 @@ def test_flagship(tmp_path: Path) -> None:
     assert first.events[0].request == "req-6"
 
 
-def test_the_remedy_of_the_flagship_heals_it(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, batched=64, ints={"unit": 64})
-    sim.serve(prompts(FLAGSHIP), Rounding(64).policy())
-    diagnosis = analyse(sim)
-    assert ids(diagnosis) == ["below-save-granularity"]
-    assert diagnosis.findings[0].severity == "limit"
-    assert tokens(diagnosis)["saved"] == sum(n // 64 * 64 for n in FLAGSHIP)
-
-
 @pytest.mark.parametrize("empty", [True, False])
 def test_unit_of_the_connector_itself(tmp_path: Path, empty: bool) -> None:
     sim = Sim(tmp_path, batched=1024, extra={"unit": 256, "path": "/x"}, ints={"unit": 256, "block_size": 32})
@@ -125,7 +87,7 @@ def test_a_remedy_names_a_setting_called_unit_and_no_number(
     unit's size was named."""
     sim = Sim(tmp_path, batched=512, block=32, extra=extra, ints=ints)
     sim.serve(prompts([300, 600, 1100]), Rounding(512).policy())
-    finding = next(one for one in analyse(sim).findings if one.id == "below-save-granularity")
+    finding = the(analyse(sim), "below-save-granularity")
     said = " ".join(finding.remedy)
     assert setting.lower() in said.lower() and ("lower" in said.lower()) == bool(setting)
     assert "change the rounding in " in said.lower() and "%" not in said and "would have" not in said
@@ -157,15 +119,12 @@ def test_a_large_number_is_no_unit_for_its_size_alone(
 ) -> None:
     """Nothing was ever offered, and the connector has one number that is larger than every prompt:
     that of max_num_batched_tokens, and by chance or not? That it is the unit its name says."""
-    sim = Sim(tmp_path, batched=4096, ints=ints)
-    sim.serve(prompts([60, 90]), Policy(nothing))
+    sim = served(tmp_path, [60, 90], Policy(nothing), batched=4096, ints=ints)
     assert ids(analyse(sim)) == [cause]
 
 
 def test_whole_units_are_healthy(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, tp=2, ints={"unit": 32})
-    sim.serve(prompts([64, 128, 512, 1024]), Rounding(32).policy())
-    diagnosis = analyse(sim)
+    diagnosis = analyse(served(tmp_path, [64, 128, 512, 1024], tp=2))
     assert ids(diagnosis) == []
     assert tokens(diagnosis) == {"saved": 1728}
     assert diagnosis.verdict.startswith("All 1 728 prompt tokens computed here were ")
@@ -177,11 +136,8 @@ def test_whole_units_are_healthy(tmp_path: Path) -> None:
 
 
 def test_another_class_than_the_configured_one(tmp_path: Path) -> None:
-    sim = Sim(
-        tmp_path, connector_facts={"resolves": False, "module": "vllm.bundled", "file": "/v/bundled.py"}
-    )
-    sim.serve(prompts([64, 128]), Rounding(32).policy())
-    diagnosis = analyse(sim)
+    other = {"resolves": False, "module": "vllm.bundled", "file": "/v/bundled.py"}
+    diagnosis = analyse(served(tmp_path, [64, 128], connector_facts=other))
     assert ids(diagnosis) == ["wrong-connector-class"]
     assert "vllm.bundled.ChunkStore is live" in diagnosis.findings[0].title
     assert "wrong-connector-class" not in ruled_out(diagnosis)
@@ -194,9 +150,7 @@ def test_a_class_handed_on_by_a_module_is_the_configured_one(tmp_path: Path) -> 
 
 
 def test_no_connector_configured(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, connector=None)
-    sim.serve(prompts([64, 300], output=3), Policy(nothing))
-    diagnosis = analyse(sim)
+    diagnosis = analyse(served(tmp_path, [64, 300], Policy(nothing), output=3, connector=None))
     assert ids(diagnosis) == ["no-connector-configured"]
     assert tokens(diagnosis) == {"not-saved:no-connector-configured": 368}
     assert (
@@ -207,9 +161,7 @@ def test_no_connector_configured(tmp_path: Path) -> None:
 
 
 def test_connector_not_created_in_one_worker(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, tp=2, live=[True, False], ints={"unit": 32})
-    sim.serve(prompts([64, 128], output=3), Rounding(32).policy())
-    diagnosis = analyse(sim)
+    diagnosis = analyse(served(tmp_path, [64, 128], output=3, tp=2, live=[True, False]))
     assert diagnosis.findings[0].id == "connector-not-created"
     assert "worker 1" in diagnosis.findings[0].title
     assert tokens(diagnosis) == {
@@ -219,9 +171,7 @@ def test_connector_not_created_in_one_worker(tmp_path: Path) -> None:
 
 
 def test_connector_not_created_in_the_scheduler(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, created=False, live=False)
-    sim.serve(prompts([64]), Policy(nothing))
-    diagnosis = analyse(sim)
+    diagnosis = analyse(served(tmp_path, [64], Policy(nothing), created=False, live=False))
     assert ids(diagnosis) == ["connector-not-created"]
     assert "scheduler" in diagnosis.findings[0].title
 
@@ -256,9 +206,7 @@ def test_registration_that_raises(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("role", "found"), [("kv_consumer", True), ("kv_both", False)])
 def test_role_does_not_save(tmp_path: Path, role: str, found: bool) -> None:
-    sim = Sim(tmp_path, role=role)
-    sim.serve(prompts([64, 128], output=2), Policy(nothing))
-    diagnosis = analyse(sim)
+    diagnosis = analyse(served(tmp_path, [64, 128], Policy(nothing), output=2, role=role))
     assert ("role-does-not-save" in ids(diagnosis)) == found
     if found:
         assert tokens(diagnosis) == {"not-saved:role-does-not-save": 194}
@@ -278,22 +226,17 @@ def test_later_entries_for_chunk_one_leave_first_chunk_open(tmp_path: Path) -> N
     def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
         return [Entry(prompt.id, 128, -1, 0)] if last else []
 
-    sim = Sim(tmp_path, batched=128, ints={"unit": 32})
-    sim.serve(prompts([256, 320]), Policy(store))
+    sim = served(tmp_path, [256, 320], Policy(store), batched=128, ints={"unit": 32})
     assert "first-chunk-only" not in ruled_out(analyse(sim))
 
 
 def test_a_consumer_with_an_unknown_step_stores_none_by_role(tmp_path: Path) -> None:
     """Its metadata can't be read, and that nothing was read is known of one of two steps."""
     sim = Sim(tmp_path, role="kv_consumer", layers=1, block=16, kv_blocks=64)
-    for prompt in prompts([64, 96]):
-        sim.arrive(prompt)
-        chunk = Chunk(prompt.id, 0, prompt.length, first=True)
-        step = sim.step([chunk], prompts={prompt.id: prompt.length}, unreadable=True)
-        if prompt.length == 64:
-            sim.effect(0, step, 0, 0)
-            sim.effect(0, step, None, 0, hook="wait_for_save")
-        sim.finish(prompt.id, prompt.length)
+    step = sim.one_step("seen", 64, digest=1, unreadable=True)
+    sim.effect(0, step, 0, 0)
+    sim.effect(0, step, None, 0, hook="wait_for_save")
+    sim.one_step("unknown", 96, digest=2, unreadable=True)
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"not-saved:role-does-not-save": 64, "not-observed": 96}
     assert [finding.id for finding in diagnosis.findings if finding.severity != "note"] == [
@@ -314,8 +257,7 @@ def test_a_connector_that_is_made_to_load_alone(
 ) -> None:
     """vLLM's DecodeBenchConnector, a pull connector under kv_both: no fault that it stores nothing. One that
     has a hook that saves, or that never loads either, is not excused by this."""
-    sim = Sim(tmp_path, noop=empty)
-    sim.serve(prompts([64]), Policy(nothing, match=lambda prompt, local: taken))
+    sim = served(tmp_path, [64], Policy(nothing, match=lambda prompt, local: taken), noop=empty)
     diagnosis = analyse(sim)
     assert ("role-does-not-save" in ids(diagnosis)) == found
     if found:
@@ -323,8 +265,7 @@ def test_a_connector_that_is_made_to_load_alone(
 
 
 def test_a_consumer_that_saves_all_the_same(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, role="kv_consumer", ints={"u": 32})
-    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    sim = served(tmp_path, [64, 128], Rounding(32).policy(), role="kv_consumer", ints={"u": 32})
     assert ids(analyse(sim)) == []
 
 
@@ -397,7 +338,7 @@ def test_already_stored_is_no_better_seen_than_the_earlier_save(
     sim.write()
     run = read_run(tmp_path)
     run = replace(run, base=run.base.assign(grade=int(grade)), lost=run.lost.assign(grade=int(Grade.READ)))
-    finding = next(one for one in diagnose(run).findings if one.id == "already-stored")
+    finding = the(diagnose(run), "already-stored")
     assert (finding.id, finding.severity, finding.grade) == (
         "already-stored",
         "limit",
@@ -451,7 +392,7 @@ def test_behind_a_hit_an_earlier_save_is_seen_no_better(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("a", 128, digest=5)], Rounding(32).policy())
     sim.serve([Prompt("b", 128, digest=5)], Policy(nothing, match=lambda prompt, local: 32))
-    finding = next(one for one in analyse(sim).findings if one.id == "already-stored")
+    finding = the(analyse(sim), "already-stored")
     assert finding.tokens == 96 and "not seen that it came to rest" in finding.title
     assert finding.evidence[0].endswith("the lookup answered a hit (1 request)")
 
@@ -485,8 +426,7 @@ def test_the_first_chunks_alone_are_seen_before_a_unit(
     tmp_path: Path, lengths: tuple[int, ...], ints: dict[str, int], found: str
 ) -> None:
     """Chunks of 128 tokens, of each prompt the first is stored. Nothing but that says that 128 is a unit."""
-    sim = Sim(tmp_path, batched=128, ints=ints)
-    sim.serve(prompts(lengths), Rounding(32, first_chunk_only=True).policy())
+    sim = served(tmp_path, lengths, Rounding(32, first_chunk_only=True).policy(), batched=128, ints=ints)
     assert [one.id for one in analyse(sim).findings][:1] == [found]
 
 
@@ -506,8 +446,7 @@ def test_the_first_chunks_that_fill_a_unit(
             return []
         return [Entry(prompt.id, first if not again else here - before, prompt.length, start=before)]
 
-    sim = Sim(tmp_path, batched=100, ints={"unit": 128})
-    sim.serve(prompts([440, 384, 512]), Policy(store))
+    sim = served(tmp_path, [440, 384, 512], Policy(store), batched=100, ints={"unit": 128})
     first = [one.id for one in analyse(sim).findings][:1]
     assert first == [found or "below-save-granularity"]
 
@@ -520,18 +459,9 @@ def test_several_stored_chunks_are_not_the_first_one_alone(tmp_path: Path) -> No
         first, after = -(-start // 96) * 96, end // 96 * 96
         return [Entry(prompt.id, after - first, prompt.length, start=first)] if after > first else []
 
-    sim = Sim(tmp_path, batched=256, ints={"unit": 96})
-    sim.serve(prompts([600, 330, 300]), Policy(store))
+    sim = served(tmp_path, [600, 330, 300], Policy(store), batched=256, ints={"unit": 96})
     found = ids(analyse(sim))
     assert "first-chunk-only" not in found and "metadata-has-no-store" in found
-
-
-def test_all_chunks_are_healthy(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, batched=128, ints={"_block_size": 32})
-    sim.serve(prompts([416, 320, 192]), Rounding(32).policy())
-    diagnosis = analyse(sim)
-    assert ids(diagnosis) == []
-    assert "stores past it" in ruled_out(diagnosis)["first-chunk-only"]
 
 
 def test_metadata_has_no_store(tmp_path: Path) -> None:
@@ -559,8 +489,7 @@ def test_stores_a_step_late_are_as_good_a_reason_as_a_unit(tmp_path: Path, late:
             return list(Rounding(512).policy().store(prompt, index, start, end, last))
         return [Entry(prompt.id, 512, start, start - 512)] if index else []
 
-    sim = Sim(tmp_path)
-    sim.serve(prompts([700, 300, 1300, 600, 1100]), Policy(computed))
+    sim = served(tmp_path, [700, 300, 1300, 600, 1100], Policy(computed))
     (found,) = analyse(sim).findings
     assert (found.id, found.tokens) == ("below-save-granularity", 928)
     assert ("or what a prompt's last step computes" in found.headline) == late
@@ -573,17 +502,14 @@ def test_a_block_that_two_chunks_fill_is_one_finding(tmp_path: Path) -> None:
         first, behind = -(-start // 32) * 32, end // 32 * 32
         return [Entry(prompt.id, behind - first, end, first)] if behind > first else []
 
-    sim = Sim(tmp_path, batched=200, ints={"unit": 32})
-    sim.serve(prompts([320, 128, 512, 64]), Policy(whole_blocks))
+    sim = served(tmp_path, [320, 128, 512, 64], Policy(whole_blocks), batched=200, ints={"unit": 32})
     (found,) = analyse(sim).findings
     assert (found.id, found.severity, found.tokens) == ("metadata-has-no-store", "limit", 96)
     assert found.headline == "blocks that two prefill chunks fill together are not stored"
 
 
-def test_decode_not_offered_and_offered(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, ints={"unit": 32})
-    sim.serve(prompts([64, 96], output=33), Rounding(32).policy())
-    diagnosis = analyse(sim)
+def test_decode_that_is_not_offered(tmp_path: Path) -> None:
+    diagnosis = analyse(served(tmp_path, [64, 96], output=33))
     assert ids(diagnosis) == ["decode-not-offered"]
     assert tokens(diagnosis)["not-saved:decode-not-offered"] == 64
     assert diagnosis.verdict.startswith("All 160 prompt tokens computed here were ")
@@ -603,12 +529,7 @@ def test_decode_that_is_offered(tmp_path: Path) -> None:
 
 
 def test_metadata_not_bound(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, tp=2, ints={"unit": 32})
-    sim.serve(
-        prompts([64, 128], output=2),
-        Rounding(32).policy(),
-        fate=lambda n: Fate(unbound_ranks=frozenset({0, 1})),
-    )
+    sim = served(tmp_path, [64, 128], output=2, fate=lambda n: Fate(unbound_ranks=frozenset({0, 1})), tp=2)
     diagnosis = analyse(sim)
     assert diagnosis.findings[0].id == "metadata-not-bound"
     assert tokens(diagnosis) == {"not-saved:metadata-not-bound": 192, "not-saved:decode-not-offered": 2}
@@ -634,9 +555,9 @@ def test_dummy_runs_are_nothing(tmp_path: Path) -> None:
 def test_hook_raised(
     tmp_path: Path, kind: str, message: str, severity: str, title: str, evidence: str
 ) -> None:
-    sim = Sim(tmp_path, layers=4, ints={"unit": 32})
-    sim.serve(prompts([64, 128]), Rounding(32).policy(),
-              fate=lambda n: Fate(raising=frozenset({(0, 1)})) if n == 2 else Fate())  # fmt: skip
+    sim = served(
+        tmp_path, [64, 128], fate=lambda n: Fate(raising=frozenset({(0, 1)})) if n == 2 else Fate(), layers=4
+    )
     raised = {"hook": "save_kv_layer", "layer": "l1", "step": sim.step_id, "type": kind,
               "message": message, "where": "store.py:12 in write"}  # fmt: skip
     sim.workers[0].fact(Fact.EXCEPTION, raised)
@@ -649,8 +570,7 @@ def test_hook_raised(
 
 def test_a_hook_in_which_the_process_was_stopped_did_not_raise(tmp_path: Path) -> None:
     """Nothing was to be stored in that step."""
-    sim = Sim(tmp_path, layers=4, ints={"unit": 32})
-    sim.serve(prompts([64]), Rounding(32).policy())
+    sim = served(tmp_path, [64], layers=4)
     sim.arrive(Prompt("last", 128, digest=9))
     sim.step([Chunk("last", 0, 64, first=True)], [], prompts={"last": 128},
              fate=Fate(raising=frozenset({(0, 1)})))  # fmt: skip
@@ -661,22 +581,16 @@ def test_a_hook_in_which_the_process_was_stopped_did_not_raise(tmp_path: Path) -
 
 
 def test_layer_not_hooked(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, layers=4, ints={"unit": 32})
-    sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=frozenset({(0, 3)})))
+    sim = served(tmp_path, [64, 128], fate=lambda n: Fate(dead_pairs=frozenset({(0, 3)})), layers=4)
     diagnosis = analyse(sim)
     assert diagnosis.findings[0].id == "layer-not-hooked"
     assert "layers.3" in diagnosis.findings[0].title
     assert tokens(diagnosis) == {"saved": 144, "not-saved:layer-not-hooked": 48}
 
 
-def test_full_graph_and_direct_call(tmp_path: Path) -> None:
+def test_a_body_that_is_called_directly_is_bypassed(tmp_path: Path) -> None:
     every = frozenset({(0, 0), (0, 1)})
-    sim = Sim(tmp_path / "full", ints={"unit": 32})
-    sim.serve(prompts([64]), Rounding(32).policy())
-    sim.serve(prompts([128], start=5), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=every, mode=2))
-    assert ids(analyse(sim))[0] == "full-cudagraph-replay"
-    sim = Sim(tmp_path / "direct", ints={"unit": 32}, direct_call=True)
-    sim.serve(prompts([128]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=every))
+    sim = served(tmp_path, [128], fate=lambda n: Fate(dead_pairs=every), direct_call=True)
     assert ids(analyse(sim))[0] == "direct-call-bypass"
 
 
@@ -690,8 +604,7 @@ def test_saves_elsewhere(tmp_path: Path) -> None:
 
 
 def test_agent_not_loaded(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, tp=2, ints={"unit": 32})
-    sim.serve(prompts([64]), Rounding(32).policy())
+    sim = served(tmp_path, [64], tp=2)
     sim.write()
     rows: list[dict[str, Any]] = [
         {"pid": 100, "ppid": 1, "name": "VLLM::EngineCore", "command": "", "vllm": True},
@@ -708,13 +621,12 @@ def test_agent_not_loaded(tmp_path: Path) -> None:
     sim.workers[1].path.unlink()
     broken = diagnose(read_run(tmp_path))
     assert "agent-not-loaded" in ids(broken)
-    assert "VLLM::Worker_TP1" in next(f for f in broken.findings if f.id == "agent-not-loaded").title
+    assert "VLLM::Worker_TP1" in the(broken, "agent-not-loaded").title
 
 
 def test_a_rank_of_an_external_launcher_lacks_no_worker(tmp_path: Path) -> None:
     """Each rank is a process of its own with engine and worker in it, whatever the number of ranks."""
-    sim = Sim(tmp_path, tp=2, ints={"unit": 32})
-    sim.serve(prompts([64]), Rounding(32).policy())
+    sim = served(tmp_path, [64], tp=2)
     sim.write()
     sim.workers[1].path.unlink()
     run = read_run(tmp_path)
@@ -726,16 +638,6 @@ def test_a_rank_of_an_external_launcher_lacks_no_worker(tmp_path: Path) -> None:
     assert "agent-not-loaded" not in ids(diagnose(replace(run, engines=[alone])))
 
 
-def test_unreadable_metadata_is_not_called_a_loss(tmp_path: Path) -> None:
-    sim = Sim(tmp_path)
-    sim.one_step("a", 64, digest=1, ends=False, unreadable=True)
-    sim.step([], tokens=1)
-    sim.finish("a", 65, 2)
-    diagnosis = analyse(sim)
-    assert tokens(diagnosis) == {"not-observed": 65}
-    assert ids(diagnosis) == []
-
-
 def test_negative_answers_count_as_nothing(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve(prompts([64]), Policy(Rounding(32).policy().store, match=lambda p, local: -128))
@@ -743,14 +645,3 @@ def test_negative_answers_count_as_nothing(tmp_path: Path) -> None:
     assert ids(diagnosis) == []
     assert diagnosis.loads.accounts == {"missed:lookup-miss": 128}
     assert any("-128" in note for note in read_run(tmp_path).notes)
-
-
-def test_every_finding_has_words(tmp_path: Path) -> None:
-    build: list[Callable[[Path], None]] = [test_flagship, test_first_chunk_only, test_metadata_not_bound]
-    for i, make in enumerate(build):
-        make(tmp_path / str(i))
-        for finding in diagnose(read_run(tmp_path / str(i))).findings:
-            assert finding.title.endswith((".", "!")) and "\n" not in finding.title
-            assert finding.evidence and finding.remedy and finding.versions and finding.docs
-            assert 0 <= finding.share <= 1
-            assert len(finding.events) <= 3

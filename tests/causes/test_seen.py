@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from diagnosed import analyse, ruled_out, served, the
 from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
 from test_load_rules import again
-from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.case import kept_before, make_case
@@ -29,9 +31,16 @@ def sample(prompt: int, taken: int) -> Sample:
     return Sample(prompt, (), explained=False, after_empty=False, first_chunk=None, taken=taken)
 
 
-def run_of(tmp_path: Path, **ints: int) -> Run:
-    sim = Sim(tmp_path, ints=ints)
-    sim.serve(prompts([64, 128]), Rounding(32).policy())
+def run_of(tmp_path: Path, lengths: Sequence[int] = (64, 128), **ints: int) -> Run:
+    sim = served(tmp_path, [*lengths], Rounding(32).policy(), ints=ints)
+    sim.write()
+    return read_run(tmp_path)
+
+
+def run_again(tmp_path: Path) -> Run:
+    """A prompt comes twice, and the lookup finds nothing."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 129], [128, 128], [0, 0])
     sim.write()
     return read_run(tmp_path)
 
@@ -206,35 +215,28 @@ def test_a_caught_exception_stands_beside_a_save_not_at_rest(tmp_path: Path) -> 
     run = read_run(tmp_path)
     fact = swallowed(places=((int(run.entries["step"].iloc[0]), ""),), type="FileExistsError", message="x")
     for grade, said in ((Grade.READ, True), (Grade.WRITTEN, False)):
-        found = diagnose(replace(run, base=run.base.assign(grade=int(grade)), swallowed=(fact,))).findings
-        finding = next(one for one in found if one.id == "already-stored")
+        found = diagnose(replace(run, base=run.base.assign(grade=int(grade)), swallowed=(fact,)))
+        finding = the(found, "already-stored")
         assert any("where it saves: FileExistsError: x" in line for line in finding.evidence) == said
 
 
 def test_an_exception_where_it_saves_stands_beside_a_missed_key(tmp_path: Path) -> None:
     """An index that could not be written was called another key, and its exception was in a note."""
-    sim = Sim(tmp_path, ints={"unit": 32})
-    again(sim, [129, 129], [128, 128], [0, 0])
-    sim.write()
-    run = read_run(tmp_path)
+    run = run_again(tmp_path)
     fact = swallowed(type="OperationalError", message="database is locked", places=())
     for caught in ((), (fact,)):
-        found = diagnose(replace(run, swallowed=caught)).findings
-        one = next(finding for finding in found if finding.id == "key-mismatch")
+        one = the(diagnose(replace(run, swallowed=caught)), "key-mismatch")
         assert any("OperationalError: database is locked" in line for line in one.evidence) == bool(caught)
         assert one.remedy[0].startswith("First look at the exception") == bool(caught)
 
 
 @pytest.mark.parametrize("emptied", [False, True])
 def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, emptied: bool) -> None:
-    sim = Sim(tmp_path, ints={"unit": 32})
-    again(sim, [129, 129], [128, 128], [0, 0])
-    sim.write()
-    run = read_run(tmp_path)
+    run = run_again(tmp_path)
     if emptied:
         gone = OutsideBytes("w", 1, 1000, 1000, 0, 1000, 4, files=8, removed=8, put=1000, taken_away=1000)
         run = replace(run, outside=(gone,))
-    found = next(one for one in diagnose(run).findings if one.id == "key-mismatch")
+    found = the(diagnose(run), "key-mismatch")
     assert (found.severity == LIMIT) == emptied == ("removes what it stored" in found.title)
     assert any("8 of 8 files that it wrote" in line for line in found.evidence) == emptied
 
@@ -247,16 +249,20 @@ def lost_of(run: Run, request: int, start: int, end: int, ended: SaveEnd, step: 
     return pd.DataFrame([row], columns=list(LOST_COLUMNS))
 
 
+def losing(run: Run, end: SaveEnd, request: int = 0, **more: Any) -> Run:
+    """The run with all tokens of a prompt lost; ``more``: fields of it."""
+    step, prompt = (int(run.requests[of].iloc[request]) for of in ("chunk_step", "prompt"))
+    lost = lost_of(run, request, 0, prompt, end, step)
+    return replace(run, lost=lost, base=run.base[run.base["request"] != request], **more)
+
+
 @pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])
 def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, last: int, ident: str) -> None:
     """Of those after the sixteenth the steps are not all known: what is lost after it is theirs."""
     run = run_of(tmp_path)
     step = int(run.requests["chunk_step"].iloc[1])
-    lost = lost_of(run, 1, 0, 128, SaveEnd.NOT_AT_REST, step)
     fact = swallowed(places=((step + last, ""),) * 16, count=16, went_on=False)
-    found = diagnose(
-        replace(run, lost=lost, base=run.base[run.base["request"] != 1], swallowed=(fact,))
-    ).findings
+    found = diagnose(losing(run, SaveEnd.NOT_AT_REST, 1, swallowed=(fact,))).findings
     assert found[0].id == ident
 
 
@@ -302,10 +308,8 @@ def test_no_preemption_is_ruled_out_beside_reads_of_others_kv(
     run = run_of(tmp_path)
     first = run.requests.index == 0
     requests = run.requests.assign(preemptions=first * 1, preempt_step=first * run.requests["chunk_step"])
-    lost = lost_of(run, 0, 0, 64, end, int(requests["chunk_step"].iloc[0]))
-    base = run.base[run.base["request"] != 0]
-    found = diagnose(replace(run, lost=lost, base=base, requests=requests))
-    assert ("preempted-before-save" in {one.id for one in found.ruled_out}) == out
+    found = diagnose(losing(run, end, requests=requests))
+    assert ("preempted-before-save" in ruled_out(found)) == out
 
 
 def test_prompts_left_out_that_begin_like_a_stored_are_a_choice(tmp_path: Path) -> None:
@@ -344,10 +348,7 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
 ) -> None:
     run = run_of(tmp_path)
     first = int(run.requests["chunk_step"].iloc[0])
-    lost = lost_of(run, 0, 0, 64, end, first)
-    base = run.base[run.base["request"] != 0]
-    facts = (swallowed(places=((first, ""),)),)
-    diagnosis = diagnose(replace(run, lost=lost, base=base, swallowed=facts))
+    diagnosis = diagnose(losing(run, end, swallowed=(swallowed(places=((first, ""),)),)))
     found = diagnosis.findings[0]
     severity = "limit" if ident == "store-lost-later" else "fault"
     assert (found.id, found.severity, found.tokens, found.grade) == (ident, severity, 64, Grade.READ)
@@ -375,12 +376,9 @@ def test_an_exception_stands_before_what_it_explains(
 ) -> None:
     run = run_of(tmp_path)
     first = int(run.requests["chunk_step"].iloc[0])
-    lost = lost_of(run, 0, 0, 64, end, first)
     raised = HookException(hook=hook, type="OSError", message="x", where="s.py:1", step=first, count_so_far=1)
-    base = run.base[run.base["request"] != 0]
     requests = run.requests.assign(saved=0)
-    exceptions = (raised,) if hook else ()
-    diagnosis = diagnose(replace(run, lost=lost, base=base, requests=requests, exceptions=exceptions))
+    diagnosis = diagnose(losing(run, end, requests=requests, exceptions=(raised,) if hook else ()))
     behind = {"thread": (SaveEnd.NOT_AT_REST,), "save_kv_layer": (SaveEnd.NOTHING_READ,)}
     cause = "hook-raised" if end in behind.get(hook, ()) else ident
     order = [one.id for one in diagnosis.findings if one.severity == "fault"]
@@ -434,12 +432,9 @@ def test_a_part_of_a_prompt_whose_metadata_is_not_understood(tmp_path: Path) -> 
 
 def kept_of(sim: Sim, request: str, prompt: int, start: int, end: int, shared: tuple[int, ...]) -> None:
     """A prompt of which [start, end) is named and read; ``shared``: digests of its beginnings."""
-    sim.arrive(Prompt(request, prompt, digest=int(request[1:]) + 1, prefixes=shared))
-    sim.lookup(request, 0, 0, 0)
     entry = Entry(request, end - start, -1, start)
-    sim.step([Chunk(request, 0, prompt, first=True)], [entry], prompts={request: prompt})
+    sim.one_step(request, prompt, [entry], digest=int(request[1:]) + 1, prefixes=shared)
     sim.read(request, start, end)
-    sim.finish(request, prompt)
 
 
 def test_a_stored_part_read_again_tells_nothing_of_the_unit(tmp_path: Path) -> None:
@@ -509,10 +504,7 @@ def test_narrower_numbers_that_came_back_answer_for_fewer_bytes(
     tmp_path: Path, accounted: int, asked: bool
 ) -> None:
     """Not where others account for all of theirs: then whole tokens are missing."""
-    sim = Sim(tmp_path)
-    sim.serve(prompts([40, 200]), Rounding(32).policy())
-    sim.write()
-    run = read_run(tmp_path)
+    run = run_of(tmp_path, [40, 200])
     one = OutsideBytes("spool", 1, 8192, 4096, 4096, accounted, 64, 4096, 4, 0, 4096, 0)
     first, *others = run.load_rows
     rows = [replace(first, ends={LoadEnd.ALTERED: 1}), *others]
@@ -522,11 +514,8 @@ def test_narrower_numbers_that_came_back_answer_for_fewer_bytes(
 
 
 def test_files_that_stay_empty_are_asked_for_whatever_was_read(tmp_path: Path) -> None:
-    sim = Sim(tmp_path)
-    sim.serve(prompts([40]), Rounding(32).policy())
-    sim.write()
     one = OutsideBytes("spool", 1, 0, None, None, 0, 64, files=16, empty=True)
-    found, unit = diagnose(replace(read_run(tmp_path), outside=[one])).findings
+    found, unit = diagnose(replace(run_of(tmp_path, [40]), outside=[one])).findings
     assert (found.id, unit.id) == ("store-incomplete", "below-save-granularity")
     assert found.severity == LIMIT and found.title.startswith("Of 16 files that the connector opened")
 
@@ -545,10 +534,7 @@ def test_files_that_stay_empty_are_asked_for_whatever_was_read(tmp_path: Path) -
 def test_a_possible_loss_after_the_read_goes_before_a_choice(
     tmp_path: Path, came: int, rest: int, removed: int, first: str
 ) -> None:
-    sim = Sim(tmp_path)
-    sim.serve(prompts([40, 200]), Rounding(32).policy())
-    sim.write()
-    run = read_run(tmp_path)
+    run = run_of(tmp_path, [40, 200])
     one = OutsideBytes("spool", 1, 8192, came, rest, 0, 64, 4096, 4, removed, came, came - rest)
     found = diagnose(replace(run, outside=[one])).findings
     assert (found[0].id, found[0].severity) == (first, LIMIT)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diagnosed import analyse, ids, not_observed, prompts, the, tokens
 from synth import Chunk, Entry, Fate, Prompt, Sim
-from test_rules import analyse, ids, prompts, tokens
 
 from kvtrace.ledger import read_run
 from kvtrace.trace.format import Fact
@@ -13,48 +13,24 @@ from kvtrace.trace.format import Fact
 LOST = "not-saved:metadata-has-no-store"
 
 
-def serve(sim: Sim, name: str, length: int, *entries: Entry, unreadable: bool = False) -> None:
-    """A prompt in one step."""
-    sim.step([Chunk(name, 0, length, first=True)], entries, prompts={name: length}, unreadable=unreadable)
-
-
-def start(tmp_path: Path, *lengths: int) -> Sim:
-    sim = Sim(tmp_path)
-    for prompt in prompts(list(lengths)):
-        sim.arrive(prompt)
-    return sim
-
-
-def test_readable_metadata_of_all_steps_shows_a_loss(tmp_path: Path) -> None:
-    sim = start(tmp_path, 64, 96)
-    serve(sim, "req-1", 64)
-    serve(sim, "req-2", 96)
-    sim.finish("req-1", 64)
-    sim.finish("req-2", 96)
-    diagnosis = analyse(sim)
-    assert ids(diagnosis) == ["metadata-has-no-store"]
-    assert tokens(diagnosis) == {LOST: 160}
-
-
 def test_an_unreadable_step_costs_its_request_alone(tmp_path: Path) -> None:
-    sim = start(tmp_path, 128, 96)
-    sim.step([Chunk("req-1", 0, 64, first=True)], prompts={"req-1": 128})
-    sim.step([Chunk("req-1", 64, 64)], prompts={"req-1": 128}, unreadable=True)
-    serve(sim, "req-2", 96)
-    sim.finish("req-1", 128)
-    sim.finish("req-2", 96)
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.step([Chunk("a", 0, 64, first=True)], prompts={"a": 128})
+    sim.step([Chunk("a", 64, 64)], prompts={"a": 128}, unreadable=True)
+    sim.one_step("b", 96, digest=2)
+    sim.finish("a", 128)
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"not-observed": 128, LOST: 96}
-    assert "connector-metadata" in {one.id for one in diagnosis.not_observed}
+    assert "connector-metadata" in not_observed(diagnosis)
 
 
 def test_a_background_save_that_no_metadata_names_is_no_loss(tmp_path: Path) -> None:
-    sim = start(tmp_path, 64)
-    serve(sim, "req-1", 64)
-    sim.finish("req-1", 64)
-    sim.open_save("req-1")
-    sim.done("req-1", 0)
-    sim.done("req-1")
+    sim = Sim(tmp_path)
+    sim.one_step("a", 64, digest=1)
+    sim.open_save("a")
+    sim.done("a", 0)
+    sim.done("a")
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     assert tokens(diagnosis) == {"not-observed": 64}
@@ -64,15 +40,8 @@ def test_a_background_save_that_no_metadata_names_is_no_loss(tmp_path: Path) -> 
 
 def test_a_lookup_that_finds_a_prompt_tells_of_an_unseen_store(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
-    first, again = prompts([96, 96])
-    again.digest = first.digest
-    sim.arrive(first)
-    serve(sim, first.id, 96)
-    sim.finish(first.id, 96)
-    sim.arrive(again)
-    sim.lookup(again.id, 0, 64, 64)
-    sim.step([Chunk(again.id, 64, 32, first=True)], prompts={again.id: 96})
-    sim.finish(again.id, 96)
+    sim.one_step("a", 96, digest=1)
+    sim.one_step("again", 96, taken=64, digest=1)
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     assert tokens(diagnosis)["not-observed"] == 96 + 32
@@ -80,26 +49,19 @@ def test_a_lookup_that_finds_a_prompt_tells_of_an_unseen_store(tmp_path: Path) -
 
 def test_the_evidence_tells_of_the_hits_of_these_requests(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
-    for prompt in prompts([96, 96]):
-        sim.arrive(prompt)
-    sim.lookup("req-1", 0, 32, 32)
-    sim.step([Chunk("req-1", 32, 64, first=True)], prompts={"req-1": 96})
-    serve(sim, "req-2", 96, Entry("req-2", 96))
-    sim.finish("req-1", 96)
-    sim.finish("req-2", 96)
+    sim.one_step("a", 96, taken=32, digest=1)
+    sim.one_step("b", 96, [Entry("b", 96)], digest=2)
     diagnosis = analyse(sim)
-    found = next(one for one in diagnosis.findings if one.id == "metadata-has-no-store")
+    found = the(diagnosis, "metadata-has-no-store")
     text = " ".join(found.evidence)
     assert "the only lookup found some" in text
     assert "no lookup hit" not in text
 
 
 def test_a_hook_that_raised_explains_unreadable_metadata(tmp_path: Path) -> None:
-    sim = start(tmp_path, 64)
-    step = sim.step(
-        [Chunk("req-1", 0, 64, first=True)], prompts={"req-1": 64}, unreadable=True,
-        fate=Fate(raising=frozenset({(0, 0)})),
-    )  # fmt: skip
+    sim = Sim(tmp_path)
+    raising = Fate(raising=frozenset({(0, 0)}))
+    step = sim.one_step("a", 64, digest=1, ends=False, unreadable=True, fate=raising)
     sim.effect(0, step, 0, 0)
     sim.workers[0].fact(
         Fact.EXCEPTION,

@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from diagnosed import analyse, prompts
 from synth import Rounding, Sim
-from test_rules import analyse, prompts
 
 from kvtrace.causes import Diagnosis
 from kvtrace.causes.diagnosis import Finding

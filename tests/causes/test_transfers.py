@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synth import Chunk, Entry, Policy, Prompt, Sim, nothing
-from test_load_rules import again, analyse, the, words
+from diagnosed import analyse, said, words
+from synth import Entry, Policy, Prompt, Sim, nothing
+from test_load_rules import again
 
 from kvtrace.trace.format import Fact
 
@@ -20,7 +21,7 @@ def asks(sim: Sim, request: str, what: str = "do_remote_decode", returned: bool 
 
 
 @pytest.mark.parametrize(
-    ("connector", "asking", "said"),
+    ("connector", "asking", "told"),
     [
         ("NixlConnector", [], True),
         ("MooncakeConnector", [], True),
@@ -29,19 +30,19 @@ def asks(sim: Sim, request: str, what: str = "do_remote_decode", returned: bool 
     ],
 )
 def test_requests_past_the_proxy_are_told_apart(
-    tmp_path: Path, connector: str, asking: list[str], said: bool
+    tmp_path: Path, connector: str, asking: list[str], told: bool
 ) -> None:
     sim = Sim(tmp_path, connector=connector)
     sim.serve([Prompt("r0", 64), Prompt("r1", 128)], Policy(nothing))
     for request in asking:
         asks(sim, request)
-    text = words(the(analyse(sim), "metadata-has-no-store"))
-    assert (ASKED in text, PROXY in text, "as they ask for no transfer" in text) == (said,) * 3
-    assert ("by a rule that is not known" in text) is not said
+    text = said(analyse(sim), "metadata-has-no-store")
+    assert (ASKED in text, PROXY in text, "as they ask for no transfer" in text) == (told,) * 3
+    assert ("by a rule that is not known" in text) is not told
 
 
-@pytest.mark.parametrize(("asking", "said"), [(["r0"], True), ([], False), (["r0", "r1"], False)])
-def test_any_connector_that_served_those_that_ask(tmp_path: Path, asking: list[str], said: bool) -> None:
+@pytest.mark.parametrize(("asking", "told"), [(["r0"], True), ([], False), (["r0", "r1"], False)])
+def test_any_connector_that_served_those_that_ask(tmp_path: Path, asking: list[str], told: bool) -> None:
     def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
         return [Entry(prompt.id, end - start, end, start)] if prompt.id == "r0" else []
 
@@ -50,24 +51,23 @@ def test_any_connector_that_served_those_that_ask(tmp_path: Path, asking: list[s
     for request in asking:
         asks(sim, request)
     asks(sim, "r1", returned=True)  # what the connector answers is no order
-    text = words(the(analyse(sim), "metadata-has-no-store"))
-    assert (ASKED in text) is said
-    assert ("those that were served (1) do" in text) is said
+    text = said(analyse(sim), "metadata-has-no-store")
+    assert (ASKED in text) is told
+    assert ("those that were served (1) do" in text) is told
 
 
 def test_a_consumer_past_the_proxy_is_told(tmp_path: Path) -> None:
     sim = Sim(tmp_path / "past", connector="NixlConnector", role="kv_consumer")
     again(sim, [100, 120], [0, 0], [0, 0])
-    text = words(the(analyse(sim), "lookup-miss"))
+    text = said(analyse(sim), "lookup-miss")
     assert ASKED in text and PROXY in text
     sim = Sim(tmp_path / "asked", connector="NixlConnector", role="kv_consumer")
     again(sim, [100, 120], [0, 0], [0, 0])
     asks(sim, "r0", "do_remote_prefill")
-    assert ASKED not in words(the(analyse(sim), "lookup-miss"))
+    assert ASKED not in said(analyse(sim), "lookup-miss")
 
 
 def test_a_prompt_that_was_offered_in_part_was_served(tmp_path: Path) -> None:
     sim = Sim(tmp_path, connector="NixlConnector")
-    sim.arrive(Prompt("r0", 64))
-    sim.step([Chunk("r0", 0, 64, first=True)], [Entry("r0", 32, 64, 0)], prompts={"r0": 64})
+    sim.one_step("r0", 64, [Entry("r0", 32, 64, 0)])
     assert not any(ASKED in words(one) for one in analyse(sim).findings)

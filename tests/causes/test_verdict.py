@@ -6,8 +6,8 @@ import itertools
 from pathlib import Path
 
 import pytest
-from synth import Rounding, Sim
-from test_rules import prompts
+from diagnosed import served
+from synth import Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.assign import assign_spans
@@ -96,8 +96,7 @@ def test_a_reason_of_few_lost_tokens_is_said_of_these_alone() -> None:
 
 def test_a_fault_that_explains_no_lost_token_is_no_reason(tmp_path: Path) -> None:
     """Tokens below the unit were "not saved: 2 asynchronous saves never finished"."""
-    sim = Sim(tmp_path, ints={"unit": 32})
-    sim.serve(prompts([64, 70]), Rounding(32).policy())
+    sim = served(tmp_path, [64, 70])
     sim.write()
     run = read_run(tmp_path)
     case = make_case(run)

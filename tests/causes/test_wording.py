@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diagnosed import analyse, prompts, ruled_out, said, served, the, tokens
 from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
-from test_rules import analyse, prompts, ruled_out, tokens
 
-from kvtrace.causes import Diagnosis
 from kvtrace.ledger import read_run
-
-
-def said(diagnosis: Diagnosis, ident: str) -> str:
-    finding = next(f for f in diagnosis.findings if f.id == ident)
-    return " | ".join([finding.title, *finding.evidence, *finding.remedy])
 
 
 def test_a_lookup_that_rounds_further_down_than_the_store(tmp_path: Path) -> None:
@@ -44,13 +38,11 @@ def test_a_unit_is_the_number_that_the_connector_calls_so(tmp_path: Path) -> Non
 
 
 def test_only_chunks_with_something_to_store_count(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, batched=128, ints={"unit": 128})
-    sim.serve(prompts([130, 140, 256]), Rounding(128).policy())
+    sim = served(tmp_path, [130, 140, 256], Rounding(128).policy(), batched=128, ints={"unit": 128})
     assert ruled_out(analyse(sim))["first-chunk-only"] == (
         "the only chunked prompt with something to store after the first chunk has stores past it"
     )
-    sim = Sim(tmp_path / "none", batched=128, ints={"unit": 128})
-    sim.serve(prompts([130, 140]), Rounding(128).policy())
+    sim = served(tmp_path / "none", [130, 140], Rounding(128).policy(), batched=128, ints={"unit": 128})
     assert "nothing left to store" in ruled_out(analyse(sim))["first-chunk-only"]
 
 
@@ -60,19 +52,16 @@ def test_prompt_or_prompt_less_one(tmp_path: Path) -> None:
     assert "every store is floor((prompt - 1) / 32) x 32 tokens" in said(
         analyse(sim), "below-save-granularity"
     )
-    sim = Sim(tmp_path / "own", ints={"unit": 32})
-    sim.serve(prompts([66, 100]), Rounding(32, d=1).policy())
+    sim = served(tmp_path / "own", [66, 100], Rounding(32, d=1).policy(), ints={"unit": 32})
     assert "floor(prompt / 32) x 32 ((prompt - 1) would fit as well) tokens" in said(
         analyse(sim), "below-save-granularity"
     )
-    sim = Sim(tmp_path / "told", ints={"unit": 32})
-    sim.serve(prompts([64, 100]), Rounding(32).policy())
+    sim = served(tmp_path / "told", [64, 100])
     assert "every store is floor(prompt / 32) x 32 tokens" in said(analyse(sim), "below-save-granularity")
 
 
 def test_one_prompt_is_spoken_of_as_one(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, block=128, ints={"_block_size": 128})
-    sim.serve(prompts([50]), Rounding(128, d=1).policy())
+    sim = served(tmp_path, [50], Rounding(128, d=1).policy(), block=128, ints={"_block_size": 128})
     text = said(analyse(sim), "below-save-granularity")
     assert "the prompt has 50 tokens: less than one unit" in text and "50 to 50" not in text
     sim = Sim(tmp_path / "same", block=128, ints={"_block_size": 128})
@@ -85,21 +74,19 @@ def test_one_prompt_is_spoken_of_as_one(tmp_path: Path) -> None:
 def test_the_connector_comes_before_the_engine(tmp_path: Path) -> None:
     sim = Sim(tmp_path / "engine", batched=2048, ints={"max_batch": 2048})
     sim.serve(prompts([1870, 2210]), Rounding(2048).policy())
-    (finding,) = (f for f in analyse(sim).findings if f.id == "below-save-granularity")
+    finding = the(analyse(sim), "below-save-granularity")
     assert finding.remedy[0].startswith("Change the rounding in ")
     setting = "or lower --max-num-batched-tokens (for the whole engine: long prompts take more steps)"
     assert finding.remedy[1] == setting
     sim = Sim(tmp_path / "option", batched=4096, extra={"chunk_size": 2048})
     sim.serve(prompts([1870, 2210]), Rounding(2048).policy())
-    (finding,) = (f for f in analyse(sim).findings if f.id == "below-save-granularity")
+    finding = the(analyse(sim), "below-save-granularity")
     assert finding.remedy[0] == 'Lower "chunk_size" in kv_connector_extra_config'
     assert finding.remedy[1].startswith("or change the rounding in ")
 
 
 def test_the_attention_op_is_named(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, ints={"unit": 32})
-    sim.serve(prompts([64]), Rounding(32).policy())
-    diagnosis = analyse(sim)
+    diagnosis = analyse(served(tmp_path, [64]))
     text = ruled_out(diagnosis)["direct-call-bypass"]
     assert text.startswith("unified_attention_with_output ran in 2/2 layer-steps")
     assert diagnosis.stages[3].note.startswith("unified_attention_with_output ran in 2/2 layer-steps")

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +17,24 @@ import typer
 
 import kvtrace.report.load
 from kvtrace import __version__
-from kvtrace.cli.app import main
 from kvtrace.cli.commands import app
 from kvtrace.cli.examples import EXAMPLES
 from kvtrace.errors import KvtraceError
 
-
-def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    out, err = capsys.readouterr()
-    return int(ended.value.code or 0), out, err
+Shell = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
-def test_version(capsys: pytest.CaptureFixture[str], option: str) -> None:
-    assert call(capsys, option) == (0, f"kvtrace {__version__}\n", "")
+def test_version(shell: Shell, option: str) -> None:
+    assert shell(option) == (0, f"kvtrace {__version__}\n", "")
 
 
 @pytest.mark.parametrize("verb", EXAMPLES)
-def test_help_is_whole_and_has_examples(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+def test_help_is_whole_and_has_examples(shell: Shell, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, err = call(capsys, *verb.split(), "--help")
+    code, out, err = shell(*verb.split(), "--help")
     assert code == 0 and "Usage: kvtrace" in out and err == ""
-    assert call(capsys, *verb.split(), "-h") == (code, out, err)
+    assert shell(*verb.split(), "-h") == (code, out, err)
     assert all(f"    {line}\n" in out for line in EXAMPLES[verb])
     # a text that is cut ends in dots: options and metavars have theirs elsewhere
     assert not [line for line in out.splitlines() if re.search(r"\w\.\.\.$", line) and "[" not in line]
@@ -76,8 +69,8 @@ def test_the_shell_completes_verbs_and_options(tmp_path: Path) -> None:
     assert "--format" in completed("kvtrace explain --")
 
 
-def test_alone_it_shows_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, err = call(capsys)
+def test_alone_it_shows_its_verbs(shell: Shell) -> None:
+    _, out, err = shell()
     assert all(verb in out + err for verb in ("run", "explain", "docs"))
 
 
@@ -89,35 +82,32 @@ def test_alone_it_shows_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain"], "PATH"),
         (["explain", "--nope", "x"], "--nope"),
         (["explain", "x", "y"], "y"),
-        (["explain", "x", "--format", "pdf"], "pdf"),
         (["explain", "a\nb\x1b[2J"], "a b\\x1b[2J"),
         (["docs", "no-such-cause"], "no such cause"),
         (["docs", "decode-not-offerd"], "did you mean decode-not-offered"),
     ],
 )
-def test_usage_errors_are_one_line_and_exit_2(
-    capsys: pytest.CaptureFixture[str], words: list[str], says: str
-) -> None:
-    code, out, err = call(capsys, *words)
+def test_usage_errors_are_one_line_and_exit_2(shell: Shell, words: list[str], says: str) -> None:
+    code, out, err = shell(*words)
     assert (code, out) == (2, "")
     assert err.startswith("kvtrace: ") and err.count("\n") == 1 and says in err
 
 
-def test_docs(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = call(capsys, "docs")
+def test_docs(shell: Shell) -> None:
+    code, out, err = shell("docs")
     assert code == 0 and err == "" and "below-save-granularity" in out
-    causes = json.loads(call(capsys, "docs", "--format", "json")[1])
+    causes = json.loads(shell("docs", "--format", "json")[1])
     assert len(causes) > 40
     for cause in causes:
         assert cause["id"] in out and cause["meaning"].split()[0] in out
-        code, page, err = call(capsys, "docs", cause["id"])
+        code, page, err = shell("docs", cause["id"])
         assert code == 0 and err == "" and page.startswith(f"{cause['id']}\n")
         assert "\nHow it shows\n" in page and "\nWhat to do\n" in page
 
 
 @pytest.mark.parametrize("topic", ["unified_attention", "prefix-caching", "cuda-graphs", "use_direct_call"])
-def test_docs_answer_what_the_forum_asks(capsys: pytest.CaptureFixture[str], topic: str) -> None:
-    code, out, err = call(capsys, "docs", topic)
+def test_docs_answer_what_the_forum_asks(shell: Shell, topic: str) -> None:
+    code, out, err = shell("docs", topic)
     assert code == 0 and err == "" and out.splitlines()[0].endswith("?")
 
 
@@ -131,7 +121,7 @@ def test_docs_answer_what_the_forum_asks(capsys: pytest.CaptureFixture[str], top
     ],
 )
 def test_errors_become_codes(
-    capsys: pytest.CaptureFixture[str],
+    shell: Shell,
     monkeypatch: pytest.MonkeyPatch,
     error: BaseException,
     code: int,
@@ -142,11 +132,11 @@ def test_errors_become_codes(
 
     monkeypatch.setattr(kvtrace.report.load, "read_report", fail)
     monkeypatch.delenv("KVTRACE_DEBUG", raising=False)
-    got, out, err = call(capsys, "explain", "x")
+    got, out, err = shell("explain", "x")
     assert got == code and out == "" and err.strip().count("\n") == 0 and "Traceback" not in err
     if line is not None:
         assert err == line
     if isinstance(error, RuntimeError):
         assert "internal error: RuntimeError: a b (test_app.py:" in err
         monkeypatch.setenv("KVTRACE_DEBUG", "1")
-        assert "Traceback" in call(capsys, "explain", "x")[2]
+        assert "Traceback" in shell("explain", "x")[2]

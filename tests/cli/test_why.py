@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "ledger"))
-
 from synth import Prompt, Rounding, Sim, run_json
 
 from kvtrace.report.build import build_report

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from side_by_side import Place, Ran, Script
 from vllm_env import vllm_env
 
 from kvtrace.agent.preflight import facts
@@ -55,13 +56,14 @@ def serve(model: Path, connector: str, site: Path, module: str | None = None, **
     return gather(command, "", environ, PLENTY)
 
 
-def example(tiny_model: Path, place: Path) -> DoctorFacts:
+def example(place: Place) -> DoctorFacts:
     """vLLM's own example with a place that can be written."""
-    return serve(tiny_model, "ExampleConnector", place, shared_storage_path=str(place / "new"))
+    return serve(place.model, "ExampleConnector", place.folder, shared_storage_path=str(place.store))
 
 
-def misfits(tiny_model: Path, site: Path) -> DoctorFacts:
+def misfits(place: Place) -> DoctorFacts:
     """A MultiConnector with a child for each fault."""
+    site = place.folder
     (site / "classes.py").write_text(CLASSES)
     (site / "abstract.py").write_text(ABSTRACT)
     (site / "raising.py").write_text("raise ValueError('no licence')\n")
@@ -80,27 +82,22 @@ def misfits(tiny_model: Path, site: Path) -> DoctorFacts:
         child("Raises", "raising"),
         child("NoSuchConnector"),
     ]
-    return serve(tiny_model, "MultiConnector", site, connectors=children)
+    return serve(place.model, "MultiConnector", site, connectors=children)
 
 
-@pytest.fixture(scope="module")
-def both(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[DoctorFacts, DoctorFacts]:
-    with ThreadPoolExecutor() as pool:
-        looks = [
-            pool.submit(look, tiny_model, tmp_path_factory.mktemp("site")) for look in (example, misfits)
-        ]
-    first, second = (look.result() for look in looks)
-    return first, second
+SCRIPTS = (example, misfits)
 
 
 @pytest.fixture
-def healthy(both: tuple[DoctorFacts, DoctorFacts]) -> DoctorFacts:
-    return both[0]
+def healthy(ran: Mapping[Script, Ran]) -> DoctorFacts:
+    found: DoctorFacts = ran[example].done
+    return found
 
 
 @pytest.fixture
-def faulty(both: tuple[DoctorFacts, DoctorFacts]) -> DoctorFacts:
-    return both[1]
+def faulty(ran: Mapping[Script, Ran]) -> DoctorFacts:
+    found: DoctorFacts = ran[misfits].done
+    return found
 
 
 def lines(found: DoctorFacts, check: str, about: str = "") -> list[Line]:

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import probes
 import pytest
-from side_by_side import KVTRACE
-from vllm_env import vllm_env as make_vllm_env
+from side_by_side import Place, Ran, Script
 
 pytestmark = pytest.mark.engine
-HERE = Path(__file__).parent
+PROBED = Path(__file__).with_name("probed.py")
 SIDES = ("worker", "scheduler")
 RAISES: set[str] = set()
 """Probes that end in an exception untraced, too."""
 Answers = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Answers:
-    out = tmp_path_factory.mktemp("probed")
+def probed(place: Place, traced: bool) -> dict[str, Any]:
+    answers = place.folder / "answers"
+    done = place.start(sys.executable, PROBED, place.model, answers, traced=traced)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return {name: json.loads((answers / f"{name}.json").read_text()) for name in (*SIDES, "held", "after")}
 
-    def run(way: str, *prefix: str) -> dict[str, Any]:
-        folder = out / way
-        command = [*prefix, sys.executable, str(HERE / "probed.py"), str(tiny_model), str(folder)]
-        env = make_vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        return {name: json.loads((folder / f"{name}.json").read_text()) for name in (*SIDES, "held", "after")}
 
-    with ThreadPoolExecutor() as pool:
-        plain = pool.submit(run, "plain")
-        traced = pool.submit(run, "traced", *KVTRACE, "run", "-o", str(out / "run"), "--")
-        return {"plain": plain.result(), "traced": traced.result()}
+def probed_plain(place: Place) -> dict[str, Any]:
+    return probed(place, traced=False)
+
+
+def probed_traced(place: Place) -> dict[str, Any]:
+    return probed(place, traced=True)
+
+
+SCRIPTS = (probed_plain, probed_traced)
+
+
+@pytest.fixture
+def answers(ran: Mapping[Script, Ran]) -> Answers:
+    return {"plain": ran[probed_plain].done, "traced": ran[probed_traced].done}
 
 
 def test_every_probe_was_answered(answers: Answers) -> None:

@@ -7,13 +7,14 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from side_by_side import KVTRACE
+from side_by_side import KVTRACE, Place, Ran, Script
+from vllm_env import vllm_env
 
 from kvtrace.merge.build import merge
 from kvtrace.merge.merged import Joined
@@ -28,12 +29,12 @@ ANSWER = "prefill_decode: "
 class Engine:
     """A traced engine that answers one request after the other."""
 
-    def __init__(self, place: Path, role: str, model: Path, env: dict[str, str]) -> None:
-        self._errors = place / f"{role}.log"
-        words = [role, str(model), str(place / "store")]
+    def __init__(self, place: Place, role: str, env: dict[str, str]) -> None:
+        self._errors = place.folder / f"{role}.log"
+        words = [role, str(place.model), str(place.store)]
         with open(self._errors, "w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
-                [*KVTRACE, "run", "-o", str(place / role), "--", sys.executable, str(SCRIPT), *words],
+                [*KVTRACE, "run", "-o", str(place.folder / role), "--", sys.executable, str(SCRIPT), *words],
                 env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
 
@@ -60,8 +61,8 @@ class Engine:
 
 
 @contextmanager
-def engine(place: Path, role: str, model: Path, env: dict[str, str]) -> Iterator[Engine]:
-    started = Engine(place, role, model, env)
+def engine(place: Place, role: str, env: dict[str, str]) -> Iterator[Engine]:
+    started = Engine(place, role, env)
     try:
         yield started
         started.end()
@@ -69,32 +70,37 @@ def engine(place: Path, role: str, model: Path, env: dict[str, str]) -> Iterator
         started.kill()
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> list[Path]:
+def handed_over(place: Place) -> list[Path]:
     """The runs of an engine that computes and one that loads, both there from the first request to the last.
     What the second request stored is gone when the other engine asks for it."""
-    from vllm_env import vllm_env
-
-    place = tmp_path_factory.mktemp("merge")
     env = vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    store = place / "store"
+    store = place.store
     store.mkdir()
     rng = random.Random(1)
     with ExitStack() as stack:
-        computes, loads = (stack.enter_context(engine(place, role, tiny_model, env)) for role in ROLES)
+        computes, loads = (stack.enter_context(engine(place, role, env)) for role in ROLES)
         for number, length in enumerate(LENGTHS):
             prompt = [rng.randrange(10, 500) for _ in range(length)]
             before = set(store.iterdir())
-            handed_over = computes.ask(prompt, {"do_remote_decode": True})
+            params = computes.ask(prompt, {"do_remote_decode": True})
             if number:
                 for folder in set(store.iterdir()) - before:
                     shutil.rmtree(folder)
-            loads.ask(prompt, handed_over)
-    return [place / role for role in ROLES]
+            loads.ask(prompt, params)
+    return [place.folder / role for role in ROLES]
 
 
-def test_what_was_sent_received_and_computed_again(runs: list[Path], tmp_path: Path) -> None:
-    answer = merge([str(run) for run in runs], 10**8, tmp_path)
+SCRIPTS = (handed_over,)
+
+
+@pytest.fixture
+def pair(ran: Mapping[Script, Ran]) -> list[Path]:
+    found: list[Path] = ran[handed_over].done
+    return found
+
+
+def test_what_was_sent_received_and_computed_again(pair: list[Path], tmp_path: Path) -> None:
+    answer = merge([str(run) for run in pair], 10**8, tmp_path)
     whole, evicted = answer.requests
     assert isinstance(whole, Joined) and isinstance(evicted, Joined)
     assert [(one.how, one.key) for one in (whole, evicted)] == [("returned", "remote_request_id")] * 2
@@ -112,9 +118,9 @@ def test_what_was_sent_received_and_computed_again(runs: list[Path], tmp_path: P
     assert evicted.again == evicted.sent
 
 
-def test_its_pages(runs: list[Path], tmp_path: Path, shell: Callable[..., tuple[int, str, str]]) -> None:
+def test_its_pages(pair: list[Path], tmp_path: Path, shell: Callable[..., tuple[int, str, str]]) -> None:
     place = tmp_path / "both"
-    code, out, err = shell("merge", *runs, "-o", place)
+    code, out, err = shell("merge", *pair, "-o", place)
     assert (code, err) == (0, "") and "an id that the connector returned there" in " ".join(out.split())
     code, out, _ = shell("requests", place, "--format", "json")
     rows = json.loads(out)["rows"]

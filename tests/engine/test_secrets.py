@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from side_by_side import KVTRACE, Done, Place, Ran, Script
+from vllm_env import vllm_env
 
 from kvtrace.trace.reader import Spool, spool_paths
 
@@ -87,18 +87,29 @@ ENV = {
 }  # fmt: skip
 
 
-def secretive(place: Place) -> Done:
+def secretive(place: Place) -> tuple[Done, dict[str, str]]:
+    """The run, and what each verb says of it."""
     words = (sys.executable, SCRIPT, place.model, place.store, CONFIG, *WORDS)
-    return place.start(*words, options=["--keep-messages"], **ENV)
+    done = place.start(*words, options=["--keep-messages"], **ENV)
+    run = str(place.run)
+    verbs = [["explain", run, *more] for more in ([], ["-vv"], *(["--format", name] for name in FORMATS))]
+    verbs += [["requests", run], ["why", run, "--request", "0"], ["explain", f"{run}/report.json", "-vv"]]
+    verbs.append(["export", run, "--format", "csv", "-o", str(place.folder / "tables")])
+    said = {}
+    for verb in verbs:
+        told = subprocess.run(
+            [*KVTRACE, *verb], capture_output=True, text=True, env=vllm_env() | ENV, check=False
+        )
+        said[" ".join(verb[:1] + verb[2:])] = told.stdout + told.stderr
+    return done, said
 
 
 SCRIPTS = (secretive,)
 
 
-def test_no_planted_secret_is_in_clear_in_what_a_run_leaves(
-    tmp_path: Path, vllm_env: dict[str, str], ran: Mapping[Script, Ran]
-) -> None:
-    run, done, env = ran[secretive].place.run, ran[secretive].done, vllm_env | ENV
+def test_no_planted_secret_is_in_clear_in_what_a_run_leaves(ran: Mapping[Script, Ran]) -> None:
+    place, (done, told) = ran[secretive].place, ran[secretive].done
+    run = place.run
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(V.all) >= 60
     texts = {
@@ -107,24 +118,8 @@ def test_no_planted_secret_is_in_clear_in_what_a_run_leaves(
         if path.is_file()
     }
     texts["stderr"] = "".join(line for line in done.stderr.splitlines(True) if line.startswith("kvtrace: "))
-    verbs = [
-        ["explain", str(run), *more] for more in ([], ["-vv"], *(["--format", name] for name in FORMATS))
-    ]
-    verbs += [
-        ["requests", str(run)],
-        ["why", str(run), "--request", "0"],
-        ["explain", str(run / "report.json"), "-vv"],
-    ]
-    verbs.append(["export", str(run), "--format", "csv", "-o", str(tmp_path / "tables")])
-
-    def say(verb: list[str]) -> Done:
-        return subprocess.run([*KVTRACE, *verb], capture_output=True, text=True, env=env, check=False)
-
-    with ThreadPoolExecutor(2) as pool:
-        told = list(pool.map(say, verbs))
-    for verb, said in zip(verbs, told, strict=True):
-        texts[" ".join(verb[:1] + verb[2:])] = said.stdout + said.stderr
-    texts |= {path.name: path.read_text() for path in (tmp_path / "tables").rglob("*") if path.is_file()}
+    texts |= told
+    texts |= {path.name: path.read_text() for path in (place.folder / "tables").rglob("*") if path.is_file()}
     # a text goes over several records of a spool: there it is read as one
     spools = [Spool(path) for path in spool_paths(run)]
     for spool in spools:
@@ -144,7 +139,4 @@ def test_no_planted_secret_is_in_clear_in_what_a_run_leaves(
     assert engine["connector"]["name"] == "Secretive"
     kept = next(value["kv_transfer"]["extra"] for value in facts if value.get("kv_transfer"))
     assert {name: kept[name] for name in READABLE} == READABLE and "enc_key" in kept
-    assert (
-        "--enc-key" in report["run"]["command"]
-        and str(ran[secretive].place.model) in report["run"]["command"]
-    )
+    assert "--enc-key" in report["run"]["command"] and str(place.model) in report["run"]["command"]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from side_by_side import KVTRACE, Done, Place, Ran, Script
+from vllm_env import vllm_env
 
 from kvtrace.report.load import read_report
 from kvtrace.trace.reader import Spool, spool_paths
@@ -50,7 +49,37 @@ def killed(place: Place) -> Done:
     return place.start(sys.executable, OFFLINE, place.model, place.store, "kill", STORE_API_KEY=SECRET)
 
 
-SCRIPTS = (plain, traced, killed)
+def converse(server: Server) -> list[tuple[int, Any]]:
+    """Short, long, repeated and wrong requests; what the client saw, without ids and clocks."""
+    rng = random.Random(7)
+    prompts = [[rng.randrange(10, 500) for _ in range(length)] for length in (200, 20, 40, 500)]
+    answers: list[tuple[int, Any]] = []
+    for prompt in (*prompts, prompts[0]):
+        status, body = server.complete(prompt)
+        answers.append((status, [body["choices"], body["usage"]]))
+    status, body = server.complete(prompts[3] * 4)
+    answers.append((status, body["error"]["type"]))
+    answers.append((server.call("GET", "/v1/nothing")[0], None))
+    return answers
+
+
+def served(place: Place, *prefix: str) -> tuple[list[tuple[int, Any]], int]:
+    """What a server answers, and its exit code."""
+    with Server(place.model, place.store, vllm_env(), place.folder / "log", prefix) as server:
+        server.wait_until_ready()
+        answers = converse(server)
+        return answers, server.stop()
+
+
+def served_plain(place: Place) -> tuple[list[tuple[int, Any]], int]:
+    return served(place)
+
+
+def served_traced(place: Place) -> tuple[list[tuple[int, Any]], int]:
+    return served(place, *KVTRACE, "run", "-o", str(place.run), "--")
+
+
+SCRIPTS = (plain, traced, killed, served_plain, served_traced)
 
 
 def files_of(environment: Path) -> list[Path]:
@@ -119,38 +148,12 @@ def test_a_killed_run_is_reported_from_what_is_on_disk(ran: Mapping[Script, Ran]
     assert report["run"]["signal"] == "SIGKILL"
 
 
-def converse(server: Server) -> list[tuple[int, Any]]:
-    """Short, long, repeated and wrong requests; what the client saw, without ids and clocks."""
-    rng = random.Random(7)
-    prompts = [[rng.randrange(10, 500) for _ in range(length)] for length in (200, 20, 40, 500)]
-    answers: list[tuple[int, Any]] = []
-    for prompt in (*prompts, prompts[0]):
-        status, body = server.complete(prompt)
-        answers.append((status, [body["choices"], body["usage"]]))
-    status, body = server.complete(prompts[3] * 4)
-    answers.append((status, body["error"]["type"]))
-    answers.append((server.call("GET", "/v1/nothing")[0], None))
-    return answers
+def test_a_server_answers_the_same_and_ends_with_the_same_code(ran: Mapping[Script, Ran]) -> None:
+    plainly, under = ran[served_plain], ran[served_traced]
+    assert under.done == plainly.done
+    assert [status for status, _ in plainly.done[0]] == [200, 200, 200, 200, 200, 400, 404]
 
-
-def test_a_server_answers_the_same_and_ends_with_the_same_code(tmp_path, vllm_env, tiny_model):
-    seen = {}
-    prefixes = {"plain": (), "traced": (*KVTRACE, "run", "-o", str(tmp_path / "run"), "--")}
-    with ExitStack() as stack:
-        servers = {
-            name: stack.enter_context(
-                Server(tiny_model, tmp_path / f"store-{name}", vllm_env, tmp_path / f"{name}.log", prefix)
-            )
-            for name, prefix in prefixes.items()
-        }
-        for name, server in servers.items():
-            server.wait_until_ready()
-            answers = converse(server)
-            seen[name] = (answers, server.stop())
-    assert seen["traced"] == seen["plain"]
-    assert [status for status, _ in seen["plain"][0]] == [200, 200, 200, 200, 200, 400, 404]
-
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report = read_report(under.place.run)
     roles = {process["role"] for process in report["run"]["processes"] if process["agent"]}
     assert roles == {"front", "scheduler", "worker"}
     assert report["requests"]["total"] == 5

@@ -96,21 +96,6 @@ def timeline(run: Path, wanted: Wanted | None = None) -> Timeline:
     return found
 
 
-def test_tracks_of_processes_threads_hooks_and_requests(run: Path) -> None:
-    found = timeline(run)
-    titles = Counter(found.title(uuid) for uuid in found.tracks)
-    assert {"engine core", "worker 0", "worker 1", "thread 0", "requests", "mine", "cmpl-7b00-0"} <= set(
-        titles
-    )
-    assert titles["save_kv_layer"] == 2 and titles["connector hooks"] == 3
-    for track in found.tracks.values():
-        assert not track.parent_uuid or track.parent_uuid in found.tracks
-    assert set(found.events) <= set(found.tracks)
-    processes = {track.process.pid for track in found.tracks.values() if track.HasField("process")}
-    threads = {track.thread.pid for track in found.tracks.values() if track.HasField("thread")}
-    assert threads <= processes and len(processes) == 3
-
-
 def test_every_call_is_a_slice_with_its_numbers(run: Path) -> None:
     slices = timeline(run).slices()
     names = Counter(name for _, name, *_ in slices)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from scenario_runs import Runs, spec
+from scenario_runs import Runs
 from small_run import recorded
 
 from kvtrace.report.build import build_report
@@ -54,7 +54,7 @@ def test_the_queries_give_the_numbers_of_the_report(shell: Shell, tmp_path: Path
 
 @pytest.mark.engine
 def test_so_they_do_for_a_run_of_a_real_engine(runs: Runs, shell: Shell, tmp_path: Path) -> None:
-    runs.outcome(spec.load("healthy-chunk-store"))
-    run = runs.out / "healthy-chunk-store"
+    runs.outcome("healthy-chunk-store")
+    run = runs.folder("healthy-chunk-store")
     assert shell("export", run, "--format", "parquet", "-o", tmp_path / "fleet")[0] == 0
     agree(tmp_path / "fleet", build_report(run))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import synth
-from synth import Entry, Fate, Policy, Prompt, Rounding, Sim, run_json
+from synth import Fate, Policy, Prompt, Rounding, Sim, run_json
 
 from kvtrace.gate.contract import baseline_text, make_baseline
 from kvtrace.gate.judge import judge
@@ -101,25 +100,6 @@ def failures(outcome: GateOutcome) -> list[tuple[str, str, int | None, str | Non
     return [(one.subject, one.layers, one.rank, one.cause) for one in outcome.failed]
 
 
-def half(prompt: Prompt, index: int, start: int, end: int, last: bool) -> Iterable[Entry]:
-    """Stores the first half of each chunk."""
-    return [Entry(prompt.id, (end - start) // 2, prompt.length, start)]
-
-
 def loading(prompt: Prompt, local: int) -> int:
     """A store that holds the first half of every prompt."""
     return prompt.length // 2 // UNIT * UNIT
-
-
-__all__ = [
-    "Fate",
-    "Plan",
-    "Policy",
-    "Rounding",
-    "Rules",
-    "check",
-    "contract",
-    "failures",
-    "report_of",
-    "synth",
-]

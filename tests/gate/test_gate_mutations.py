@@ -10,7 +10,8 @@ from typing import Any
 import gated
 import pytest
 import synth
-from gated import LAYERS, PAIRS, Fate, Plan, Policy, Rounding, check, contract, failures, report_of
+from gated import LAYERS, PAIRS, Plan, check, contract, failures, report_of
+from synth import Fate, Policy, Rounding
 
 from kvtrace.gate.read_baseline import BaselineFile, read_baseline
 from kvtrace.report.load import read_report
@@ -58,21 +59,11 @@ MUTATIONS: dict[str, Mutation] = {
         ("save_kv_layer", "model.layers.{1-2}.self_attn.attn", None),
         "layer-not-hooked",
     ),
-    "half of the tokens are stored": Mutation(
-        Plan(policy=Policy(gated.half)),
-        ("tokens kept", "", None),
-        "metadata-has-no-store",
-    ),
     "the unit is larger than most prompts": Mutation(
         Plan(policy=Rounding(512).policy(), settings={"ints": {"unit": 512}}),
         ("tokens kept", "", None),
         "below-save-granularity",
         "Change the rounding",
-    ),
-    "only the first chunk is offered": Mutation(
-        Plan(policy=Rounding(32, first_chunk_only=True).policy(), settings={"batched": 128}),
-        ("tokens kept", "", None),
-        "first-chunk-only",
     ),
     "a rank is not traced": Mutation(
         Plan(without_spool=1),

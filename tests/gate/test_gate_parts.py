@@ -80,6 +80,16 @@ def test_groups_of_layers(layer: str, group: str, index: str) -> None:
     assert (group_of(layer), index_of(layer)) == (group, index)
 
 
+def saves(report: Report, accounts: dict[str, int]) -> Report:
+    """The report with these tokens in its ledger of saves, of one layer on one rank."""
+    tokens = {name: float(amount) for name, amount in accounts.items()}
+    whole = sum(accounts.values())
+    report["ledger"]["saves"].update(
+        accounts=accounts, total=whole, tokens=tokens, total_tokens=whole, pairs=1
+    )
+    return report
+
+
 @pytest.mark.parametrize(
     ("accounts", "share"),
     [
@@ -92,12 +102,7 @@ def test_groups_of_layers(layer: str, group: str, index: str) -> None:
     ],
 )
 def test_saved_of_offered(accounts: dict[str, int], share: float | None) -> None:
-    report = sample()
-    book = report["ledger"]["saves"]
-    tokens = {name: float(amount) for name, amount in accounts.items()}
-    whole = sum(accounts.values())
-    book.update(accounts=accounts, total=whole, tokens=tokens, total_tokens=whole, pairs=1)
-    assert saved_of_offered(book) == share
+    assert saved_of_offered(saves(sample(), accounts)["ledger"]["saves"]) == share
 
 
 def test_what_was_reused_from_the_gpu_is_not_counted_as_kept() -> None:
@@ -109,14 +114,8 @@ def test_what_was_reused_from_the_gpu_is_not_counted_as_kept() -> None:
 
 def test_more_reuse_hides_no_loss_and_is_none(tmp_path: Path) -> None:
     def report(saved: int, lost: int, reused: int) -> Report:
-        made = report_of(tmp_path / f"{saved}-{lost}-{reused}")
         accounts = {"saved": saved, "local-hit": reused, "not-saved:hook-raised": lost}
-        whole = sum(accounts.values())
-        tokens = {name: float(amount) for name, amount in accounts.items()}
-        made["ledger"]["saves"].update(
-            accounts=accounts, total=whole, tokens=tokens, total_tokens=whole, pairs=1
-        )
-        return made
+        return saves(report_of(tmp_path / f"{saved}-{lost}-{reused}"), accounts)
 
     good = contract(report(80, 20, 0))
     assert "tokens kept" not in {one.subject for one in check(report(40, 10, 50), good).failed}

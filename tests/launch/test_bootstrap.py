@@ -79,21 +79,24 @@ def test_a_python_without_vllm_loads_nothing_of_the_agent(tmp_path: Path) -> Non
     assert set(loaded) == {"kvtrace", "kvtrace.agent", "kvtrace.agent.bootstrap"}
 
 
+def users_sitecustomize(folder: Path, text: str) -> str:
+    """The folder of one that the user has."""
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text(text)
+    return str(theirs)
+
+
 @pytest.mark.parametrize("traced", [True, False])
 def test_the_users_own_sitecustomize_runs_in_its_place(tmp_path: Path, traced: bool) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "sitecustomize.py").write_text("import sys\nsys.theirs = __file__\nMARK = 7\n")
+    theirs = users_sitecustomize(tmp_path, "import sys\nsys.theirs = __file__\nMARK = 7\n")
     code = "import sys, sitecustomize; print(sys.theirs, sitecustomize.MARK, sitecustomize.__file__)"
-    mine = str(theirs / "sitecustomize.py")
-    assert python(tmp_path, code, path=str(theirs), traced=traced).split() == [mine, "7", mine]
+    mine = f"{theirs}/sitecustomize.py"
+    assert python(tmp_path, code, path=theirs, traced=traced).split() == [mine, "7", mine]
 
 
 def test_what_the_users_sitecustomize_raises_is_as_without_us(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "sitecustomize.py").write_text("raise RuntimeError('mine')\n")
-    environ = os.environ | {"PYTHONPATH": str(theirs)}
+    environ = os.environ | {"PYTHONPATH": users_sitecustomize(tmp_path, "raise RuntimeError('mine')\n")}
     overlay = make_overlay(tmp_path / "overlay", with_agent=True)
     told = []
     for given in (environ, child_environment(environ, [], "{}", overlay)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,6 @@ from kvtrace.launch.environment import child_environment
 from kvtrace.launch.errors import LaunchError
 from kvtrace.launch.interpreter import find_program, runs_in_our_environment
 from kvtrace.launch.overlay import make_overlay
-from kvtrace.trace.config import AgentConfig
 
 RAY = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 # The overlay must be all that a foreign Python needs: nothing of this checkout may be on its path.
@@ -58,17 +58,6 @@ def test_pythonpath_and_the_rest() -> None:
     assert child_environment({}, ["vllm"], "C", Path("/o"))["PYTHONPATH"] == "/o"
     # an empty entry would put the working directory on the path
     assert child_environment({"PYTHONPATH": ""}, ["vllm"], "C", Path("/o"))["PYTHONPATH"] == "/o"
-
-
-def test_config_document() -> None:
-    text = AgentConfig(Path("/run"), b"\xab", "n", 5).to_text()
-    assert json.loads(text) == {
-        "dir": "/run", "salt": "ab", "limit_bytes": 5, "run": "n", "device_timing": "sampled", "budget": 0.01,
-        "watch": "full", "metadata_adapter": "", "keep_messages": False, "keep_settings": False,
-        "as_device": False, "copies": 0, "credit": 2.0, "compiled": True,
-    }  # fmt: skip
-    timed = json.loads(AgentConfig(Path("/run"), b"\xab", "n", 5, "full", 0.05).to_text())
-    assert (timed["device_timing"], timed["budget"]) == ("full", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -123,15 +112,9 @@ def test_the_overlay_does_not_hide_an_installed_kvtrace(foreign: Path, tmp_path:
     source = str(Path(kvtrace.__file__).parent.parent)
     environ = child_environment(CLEAN | {"PYTHONPATH": source}, [], "{}", overlay)
     code = "import kvtrace.agent, kvtrace.launch.rundir as r; print(kvtrace.agent.__file__, r.__file__)"
-    done = subprocess.run(
-        [foreign / "bin/python", "-c", code],
-        env=environ,
-        cwd=overlay,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    agent, rundir = done.stdout.split()
+    python = foreign / "bin/python"
+    done = subprocess.run([python, "-c", code], env=environ, cwd=overlay, check=True, capture_output=True)
+    agent, rundir = done.stdout.decode().split()
     assert agent.startswith(str(overlay)) and rundir.startswith(source)
 
 
@@ -154,8 +137,6 @@ def test_a_path_that_cannot_stand_in_pythonpath(tmp_path: Path) -> None:
     try:
         assert os.pathsep not in str(overlay) and (overlay / "kvtrace/agent").is_dir()
     finally:
-        import shutil
-
         shutil.rmtree(overlay)
 
 
@@ -204,13 +185,5 @@ def test_programs_are_found_like_a_shell_does(tmp_path: Path, monkeypatch: pytes
     tool = _script(tmp_path / "bin/tool", "#!/bin/sh")
     assert find_program(["tool"], {"PATH": str(tmp_path / "bin")}) == tool
     assert find_program(["bin/tool"], {"PATH": ""}) == "bin/tool"
-    (tmp_path / "plain").write_text("x")
-    for name, why in (
-        ("tool", "command not found: tool"),
-        ("./plain", "not executable"),
-        ("./bin", "directory"),
-        ("./none", "no such file"),
-        ("", "empty"),
-    ):
-        with pytest.raises(LaunchError, match=why):
-            find_program([name], {"PATH": ""})
+    with pytest.raises(LaunchError, match="command not found: tool"):
+        find_program(["tool"], {"PATH": ""})

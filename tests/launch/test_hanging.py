@@ -18,7 +18,7 @@ from launching import RUN, Clocked, Look, until
 
 from kvtrace.launch import hanging
 from kvtrace.launch.hanging import FrontWatch
-from kvtrace.launch.processes import ProcessTable, RunProcess
+from kvtrace.launch.processes import RunProcess
 from kvtrace.launch.spy import MISSING, Spy, SpyError
 from kvtrace.ledger.run_file import ListedProcess, RunFile, read_run_file
 from kvtrace.ledger.stuck_file import Frame, Thread
@@ -104,19 +104,6 @@ def test_an_engine_core_without_a_title_is_known_by_its_spool(tmp_path: Path) ->
     (tmp_path / "spool" / "scheduler-dp0-11-ab12cd34.kvt").write_text("")
     scene.passes(60)
     assert len(scene.notes) == 1
-
-
-def test_a_process_that_nobody_waits_for_has_ended(tmp_path: Path) -> None:
-    table = ProcessTable("{}", tmp_path, foreign=True)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    table.start(child.pid, ["python"])
-    os.kill(child.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while table.living():
-        assert time.monotonic() < deadline
-        table.scan()
-    assert [row["alive"] for row in table.rows()] == [False]
-    child.wait()
 
 
 VLLM = ListedProcess(12, 1, "VLLM::Worker_TP0", "VLLM::Worker_TP0", True, True)

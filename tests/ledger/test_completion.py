@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvtrace.ledger.ends import NOT_SAVED, Blind, Outcome, SaveEnd
+from kvtrace.ledger.run import AsyncSave
 from kvtrace.ledger.saves.completion import ASKED, settle
 from kvtrace.ledger.saves.positions import StoreResult, Token, decide
 from kvtrace.terms import NOT_OBSERVED, PENDING, SAVED, Grade
@@ -16,26 +17,32 @@ from kvtrace.terms import NOT_OBSERVED, PENDING, SAVED, Grade
 MS = 10**6
 
 
+def transfer(at_ms: int, begun: bool, spool: str = "") -> Any:
+    return SimpleNamespace(store=True, begun=begun, t=at_ms * MS, spool=spool, failed=False)
+
+
+def settled(
+    transfers: list[list[Any]], reads_ms: dict[int, list[int]], asked_ms: list[int]
+) -> list[AsyncSave]:
+    """What became of each request's save, by its transfers and by when its tokens were read; ``asked_ms``:
+    the begins of the steps."""
+    requests: list[Any] = [SimpleNamespace(engine=0, transfers=of_one) for of_one in transfers]
+    worker = SimpleNamespace(key=(0, "w"), spool="w", rank=0)
+    reads = {row: [SimpleNamespace(t=ms * MS) for ms in at] for row, at in reads_ms.items()}
+    ran = SimpleNamespace(began_t=np.array(asked_ms, dtype=np.int64) * MS)
+    watched: Any = SimpleNamespace(slots=SimpleNamespace(reads=reads, late={}), ran=ran)
+    engine: Any = SimpleNamespace(tag=0, workers=(worker,), t_last=max([*asked_ms, 100]) * MS)
+    return list(settle(requests, [engine], {(0, "w"): watched}))
+
+
 def ends(copied_ms: list[int], asked_ms: list[int], heard_ms: int = 0) -> list[SaveEnd]:
     """Saves that all begin at 1 ms; their copies are over at ``copied_ms`` (0: not seen), steps begin at
     ``asked_ms``, and the engine hears of the first save's end at ``heard_ms`` (0: never)."""
-    requests: list[Any] = []
-    for at in range(len(copied_ms)):
-        transfers = [SimpleNamespace(store=True, begun=True, t=MS, spool="", failed=False)]
-        if heard_ms and not at:
-            transfers.append(
-                SimpleNamespace(store=True, begun=False, t=heard_ms * MS, spool="", failed=False)
-            )
-        requests.append(SimpleNamespace(engine=0, transfers=transfers))
-    worker = SimpleNamespace(key=(0, "w"), spool="w", rank=0)
-    touches = {row: [SimpleNamespace(t=ms * MS)] for row, ms in enumerate(copied_ms) if ms}
-    began = np.array(asked_ms, dtype=np.int64) * MS
-    watched = SimpleNamespace(
-        slots=SimpleNamespace(reads=touches, late={}), ran=SimpleNamespace(began_t=began)
-    )
-    last = max([*asked_ms, 1]) * MS
-    engine = SimpleNamespace(tag=0, workers=(worker,), t_last=last)
-    return [save.end for save in settle(requests, [engine], {(0, "w"): watched})]  # type: ignore[list-item, dict-item]
+    transfers = [[transfer(1, begun=True)] for _ in copied_ms]
+    if heard_ms:
+        transfers[0].append(transfer(heard_ms, begun=False))
+    reads = {row: [ms] for row, ms in enumerate(copied_ms) if ms}
+    return [save.end for save in settled(transfers, reads, asked_ms)]
 
 
 LATER = list(range(1000, 1000 + ASKED))
@@ -51,9 +58,7 @@ def test_copies_over_long_ago_and_never_told_are_not_finished() -> None:
     [
         pytest.param([20, 30], LATER[1:], id="too few steps asked"),
         pytest.param([20, 30], list(range(200, 200 + ASKED)), id="what follows a copy may take 0.2 s"),
-        pytest.param(
-            [500, 30], list(range(1180, 1180 + ASKED))[:ASKED], id="and as long as the longest copy"
-        ),
+        pytest.param([500, 30], list(range(1690, 1690 + ASKED)), id="and twice as long as the longest"),
     ],
 )
 def test_an_end_that_may_still_be_heard_of_is_pending(copied: list[int], asked: list[int]) -> None:
@@ -64,8 +69,15 @@ def test_a_copy_that_was_not_seen_is_pending() -> None:
     assert ends([0, 30], LATER) == [SaveEnd.PENDING, SaveEnd.NOT_FINISHED]
 
 
-def test_an_engine_that_hears_of_ends_may_hear_of_the_others() -> None:
-    assert ends([20, 30], LATER, heard_ms=40) == [SaveEnd.SAVED, SaveEnd.PENDING]
+@pytest.mark.parametrize(
+    ("heard_ms", "end"),
+    [
+        pytest.param(40, SaveEnd.NOT_FINISHED, id="long after the longest save"),
+        pytest.param(400, SaveEnd.PENDING, id="twice as long as the longest took may pass"),
+    ],
+)
+def test_an_end_is_missed_where_others_were_heard_long_ago(heard_ms: int, end: SaveEnd) -> None:
+    assert ends([20, 30], LATER, heard_ms=heard_ms) == [SaveEnd.SAVED, end]
 
 
 @pytest.mark.parametrize(
@@ -80,17 +92,8 @@ def test_an_engine_that_hears_of_ends_may_hear_of_the_others() -> None:
 def test_a_save_that_is_told_before_it_is_read_is_early(
     reads: dict[int, list[int]], early: list[bool]
 ) -> None:
-    begun = SimpleNamespace(store=True, begun=True, t=MS, spool="", failed=False)
-    told = SimpleNamespace(store=True, begun=False, t=40 * MS, spool="w", failed=False)
-    requests: Any = [SimpleNamespace(engine=0, transfers=[begun, told]) for _ in early]
-    worker = SimpleNamespace(key=(0, "w"), spool="w", rank=0)
-    touches = {row: [SimpleNamespace(t=ms * MS) for ms in at] for row, at in reads.items()}
-    watched: Any = SimpleNamespace(
-        slots=SimpleNamespace(reads=touches, late={}),
-        ran=SimpleNamespace(began_t=np.array([], dtype=np.int64)),
-    )
-    engine: Any = SimpleNamespace(tag=0, workers=(worker,), t_last=100 * MS)
-    assert [save.early for save in settle(requests, [engine], {(0, "w"): watched})] == early
+    transfers = [[transfer(1, begun=True), transfer(40, begun=False, spool="w")] for _ in early]
+    assert [save.early for save in settled(transfers, reads, [])] == early
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from synth import Chunk, Entry, Prompt, Sim
 from test_decide import known_less, outcomes, recorded_in_any_order
 from test_forgotten import FIRST, WAYS, Chance, change, faults
-from test_loads import done, errors
 from test_positions import cache
 
 from kvtrace.ledger.contents.compare import Wrong
@@ -203,7 +202,7 @@ def loads(
         before = {} if hook else {"step": step, "t": sim.hook_t[0, step, "start_load_kv", ""]}
         sim.write_kv(name, 0, wrote, hook=hook, **before)
     if failed:
-        errors(sim, 0, step, failed)
+        sim.load_errors(0, step, failed)
     sim.prints(name, list(prints))
     sim.finish(name, 64)
 
@@ -228,8 +227,8 @@ def loads_in_the_background(sim: Sim) -> None:
         sim.grow(name, 64)
         sim.step([], [Entry(name, 48, 48, 0, LOAD)], tokens=0)
         sim.write_kv(name, 0, 48)
-        done(sim, name, 0)
-        done(sim, name)
+        for rank in (0, None):
+            sim.done(name, rank, flags=LOAD)
         sim.step([Chunk(name, 48, 16, first=True)], prompts={name: 64})
         sim.prints(name, [8, 7, 6, 9])
         sim.finish(name, 64)

@@ -46,14 +46,8 @@ def watched(run: Path, n: int) -> None:
     sim = Sim(run, layers=1, kv_blocks=40 * n + 20)
     for i in range(n):
         name = f"r{i}"
-        sim.one_step(
-            name,
-            128,
-            [Entry(name, 96, 96, 0)],
-            digest=10 + i,
-            prefixes=(2, 10000 + i, 20000 + i, 30000 + i),
-            ends=False,
-        )
+        own = (2, 10000 + i, 20000 + i, 30000 + i)
+        sim.one_step(name, 128, [Entry(name, 96, 96, 0)], digest=10 + i, prefixes=own, ends=False)
         sim.read(name, 0, 64 if i % 2 else 96)
         if i % 4 == 0:
             sim.touch({0: [32 * (40 * n + 10) + i]})

@@ -16,16 +16,7 @@ from kvtrace.causes.outcomes import named
 from kvtrace.ledger import RunError, read_run
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops, rows
-from kvtrace.trace.format import (
-    DETAIL_IS_OP,
-    Fact,
-    Kind,
-    Role,
-    Skip,
-    Stop,
-    Way,
-    pack_head,
-)
+from kvtrace.trace.format import DETAIL_IS_OP, Fact, Kind, Role, Skip, Way, pack_head
 
 
 def account(run_dir: Path) -> dict[str, int]:
@@ -137,20 +128,8 @@ def test_quiet_records_are_added_exactly(tmp_path: Path) -> None:
         sim.n += 1
         step = sim.step_id
         w.add(pack_head(Kind.EXEC, Role.WORKER), sim.clock(), sim.clock(), step, 1, 1, 0)
-        w.add(
-            pack_head(Kind.QUIET, Role.WORKER, hooks.SAVE_LAYER.code, 1),
-            0,
-            layers,
-            step,
-            2,
-            300,
-            100,
-            200,
-        )
-        w.add(
-            pack_head(Kind.QUIET, Role.WORKER, ops.ATTENTION_WITH_OUTPUT.code, DETAIL_IS_OP),
-            0, layers, step, 2, 300, 100, 200,
-        )  # fmt: skip
+        for code, detail in ((hooks.SAVE_LAYER.code, 1), (ops.ATTENTION_WITH_OUTPUT.code, DETAIL_IS_OP)):
+            w.add(pack_head(Kind.QUIET, Role.WORKER, code, detail), 0, layers, step, 2, 300, 100, 200)
     sim.write()
     run = read_run(tmp_path)
     rows = run.hooks[run.hooks["hook"] == "save_kv_layer"]
@@ -236,31 +215,6 @@ def test_local_and_loaded_positions(tmp_path: Path) -> None:
     (reused,) = (one.evidence for one in found.ruled_out if one.id == "local-hit")
     assert reused.startswith("32 tokens (25.0 %) were reused from the GPU's prefix cache")
     assert named(run.loads).accounts == {"local-hit": 32, "loaded": 64, "missed:lookup-miss": 32}
-
-
-def test_what_is_recomputed_after_a_failed_load_was_not_loaded(tmp_path: Path) -> None:
-    sim = Sim(tmp_path)
-    sim.arrive(Prompt("a", 128, digest=1))
-    sim.lookup("a", 0, 96, 96)
-    sim.step([Chunk("a", 96, 128, first=True)], prompts={"a": 128})
-    sim.step([Chunk("a", 64, 128)], [Entry("a", 64, 64, 64)], prompts={"a": 128})
-    sim.finish("a", 128)
-    sim.write()
-    run = read_run(sim.dir)
-    accounts = dict(run.base.groupby("outcome")["amount"].sum())
-    pairs = run.engines[0].pairs
-    assert accounts == {"loaded": 64 * pairs, "saved": 64 * pairs}
-
-
-def test_pending_and_not_observed(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, tp=2, layers=1)
-    sim.arrive(Prompt("a", 128, digest=1))
-    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64, 64, 0)], prompts={"a": 128})
-    sim.step([Chunk("a", 64, 64)], [Entry("a", 64, 64, 64)], prompts={"a": 128},
-             fate=Fate(missing_ranks=frozenset({0, 1})))  # fmt: skip
-    sim.workers[1].trailer(Stop.SIZE_LIMIT, 10)
-    sim.write()
-    assert account(tmp_path) == {"saved": 128, "pending": 64, "not-observed": 64}
 
 
 @pytest.mark.parametrize(

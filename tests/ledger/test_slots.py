@@ -85,10 +85,6 @@ def test_a_set_of_slots_is_read_from_its_name(text: str, wanted: SlotSet) -> Non
     assert parse(text) == wanted
 
 
-def test_slots_touched_in_part_are_not_counted() -> None:
-    assert parse("8+4/16+1").slots == 4
-
-
 # --------------------------------------------------------------------------------- block tables
 
 
@@ -118,16 +114,6 @@ def test_slots_of_which_a_part_was_read_are_no_tokens(tmp_path: Path) -> None:
     assert only(sim) == (((0, 2),), ())
 
 
-def test_a_block_is_the_latest_requests(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [5, 6], flags=FIRST)
-    compute(sim, "a", 0, 8)
-    sim.give("b", [6], flags=FIRST)
-    compute(sim, "b", 0, 4)
-    sim.touch({0: range(20, 28)})
-    assert positions(sim) == {"a": [((0, 4),)], "b": [((0, 4),)]}
-
-
 @pytest.mark.parametrize("asked", [True, False], ids=["by its lookup", "by its first chunk"])
 def test_a_hit_of_the_prefix_cache_is_both_requests(tmp_path: Path, asked: bool) -> None:
     sim = cache(tmp_path, prefix_caching=True)
@@ -142,17 +128,6 @@ def test_a_hit_of_the_prefix_cache_is_both_requests(tmp_path: Path, asked: bool)
     sim.touch({0: range(20, 24)})
     sim.touch({0: range(36, 40)})
     assert positions(sim) == {"a": [((0, 4),)], "b": [((0, 4),), ((4, 8),)]}
-
-
-def test_blocks_are_added_to_a_running_request(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.arrive(Prompt("a", 12))
-    sim.give("a", [7], flags=FIRST)
-    sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 12})
-    sim.give("a", [2, 9])
-    sim.step([Chunk("a", 4, 8)], prompts={"a": 12})
-    sim.touch({0: range(36, 40)})
-    assert only(sim) == (((8, 12),), ())
 
 
 def test_blocks_of_a_preempted_request_are_its_own_until_given(tmp_path: Path) -> None:
@@ -289,35 +264,6 @@ def test_without_a_body_the_wait_for_a_layer_tells_its_time(tmp_path: Path) -> N
     early, in_time = owners(sim)["a"]
     assert (early.columns, early.positions, early.stale) == (3, (), ((0, 4),))
     assert (in_time.columns, in_time.positions, in_time.stale) == (1, ((0, 4),), ())
-
-
-def test_a_block_given_out_holds_old_tokens_until_the_forward(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [5], flags=FIRST)
-    compute(sim, "a", 0, 4)
-    sim.give("b", [5], flags=FIRST)
-    compute(sim, "b", 0, 4)
-    sim.touch({0: range(20, 24)}, hook="start_load_kv")
-    sim.touch({0: range(20, 24)})
-    found = owners(sim)
-    assert [(touch.positions, touch.stale) for touch in found["a"]] == [(((0, 4),), ())]
-    assert [(touch.positions, touch.stale) for touch in found["b"]] == [
-        ((), ((0, 4),)), (((0, 4),), ()),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("hook", "there"), [("save_kv_layer", 6), ("start_load_kv", 5)])
-def test_decode_tokens_are_there_one_by_one(tmp_path: Path, hook: str, there: int) -> None:
-    """Before the forward of a step its token is not."""
-    sim = cache(tmp_path)
-    compute(sim, "a", 0, 4)
-    sim.grow("a", 8)
-    for _ in range(2):
-        sim.step([], tokens=1)
-    sim.read("a", 0, 8, hook=hook)
-    sim.step([], tokens=1)
-    sim.finish("a", 7, 4)
-    assert only(sim) == (((0, there),), ((there, 8),))
 
 
 def test_decode_tokens_after_a_preemption_are_computed_again(tmp_path: Path) -> None:

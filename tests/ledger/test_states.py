@@ -59,7 +59,7 @@ class Hybrid(Sim):
         t = self.hook_t.get((0, step, hook, "")) or self.clock()
         self.workers[0].add(*rows.StatesTouched(head, t, layer, step, *words, call=1))
 
-    def prompt(self, request: str, tokens: int, external: int = 0, asynchronous: bool = False) -> None:
+    def prompt(self, request: str, tokens: int, external: int = 0) -> None:
         """A prompt is computed, in one step, but for what was taken from the connector."""
         self.one_step(request, tokens, taken=external, ends=False)
 

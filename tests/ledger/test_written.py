@@ -14,7 +14,7 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.terms import Grade
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Fact as FactCode
-from kvtrace.trace.format import Flag, Kind, Role, pack_head
+from kvtrace.trace.format import Flag
 
 LOAD, ASYNC, FIRST = int(Flag.LOAD), int(Flag.ASYNC), int(Flag.FIRST)
 LOADED, REST = "loaded READ", "NOT_DECLARED DECLARED"
@@ -281,15 +281,11 @@ def test_a_load_hook_that_raised_after_it_wrote(tmp_path: Path) -> None:
 
 def in_background(sim: Sim, request: str = "a", tokens: int = 48) -> int:
     """A load that is begun two steps before its request is scheduled; its step."""
-    sim.arrive(Prompt(request, 64))
-    sim.lookup(request, 0, tokens, tokens, ASYNC)
-    sim.grow(request, tokens)
-    return sim.step([], [Entry(request, tokens, tokens, 0, LOAD)], tokens=1)
+    return sim.load_begins(request, 64, tokens, tokens=1)
 
 
 def scheduled(sim: Sim, request: str = "a", tokens: int = 48, finish: bool = True) -> None:
-    head = pack_head(Kind.DONE, Role.SCHEDULER, 0, 0, LOAD)
-    sim.scheduler.add(head, sim.clock(), sim.scheduler.name(request), sim.step_id, 0)
+    sim.done(request, flags=LOAD)
     assert sim.blocks is not None
     table = list(sim.blocks.table(request))
     sim.give(request, table, flags=FIRST)  # said once more

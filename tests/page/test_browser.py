@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browser import Browser, Tab
+from sample import sample, with_loads
 from synth import run_json
-from test_html import EVIL, SAMPLE, run_with
+from test_html import EVIL, run_with
 from test_picture import run_with_loads
 
 from kvtrace.picture.draw import draw
@@ -29,13 +31,25 @@ COLOURS = """(() => {
 FOCUSED = "document.activeElement.closest('figure')?.dataset.map ?? document.activeElement.tagName"
 
 
+def written(text: str, folder: Path) -> Path:
+    path = folder / "report.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 @pytest.fixture(scope="module")
 def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     run = run_with(folder / "run")
-    path = folder / "report.html"
-    path.write_text(page(build_report(run), draw(run)), encoding="utf-8")
-    return path
+    return written(page(build_report(run), draw(run)), folder)
+
+
+@pytest.fixture
+def tab(browser: Browser, html: Path) -> Iterator[Tab]:
+    """The page, on a screen of the usual width."""
+    opened = browser.open(html)
+    yield opened
+    opened.close()
 
 
 def said(tab: Tab, figure: str) -> str:
@@ -57,9 +71,8 @@ def test_it_draws_without_a_word_in_the_console(browser: Browser, html: Path, wi
 
 def test_the_findings_begin_above_the_fold(browser: Browser, tmp_path: Path) -> None:
     """On a laptop's screen, under a title that says what ran."""
-    html = tmp_path / "report.html"
-    html.write_text(page(SAMPLE["sample"](), draw(run_with(tmp_path / "run"))), encoding="utf-8")
-    tab = browser.open(html, 1280, 800)
+    html = page(sample(), draw(run_with(tmp_path / "run")))
+    tab = browser.open(written(html, tmp_path), 1280, 800)
     assert tab.js("document.title") == "kvtrace: ChunkStore on tiny"
     assert tab.js("document.querySelector('article').getBoundingClientRect().top") < 800
     tab.close()
@@ -69,9 +82,7 @@ def test_a_run_that_loads_has_a_second_map_that_keys_walk(browser: Browser, tmp_
     run = tmp_path / "run"
     run_with_loads(run).write()
     run_json(run)
-    path = tmp_path / "report.html"
-    path.write_text(page(build_report(run), draw(run)), encoding="utf-8")
-    tab = browser.open(path)
+    tab = browser.open(written(page(build_report(run), draw(run)), tmp_path))
     assert len(tab.js(DRAWN)) == 4
     second = 'figure[data-map="1"]'
     tab.js(f"document.querySelector('{second} .chart').focus()")
@@ -82,14 +93,11 @@ def test_a_run_that_loads_has_a_second_map_that_keys_walk(browser: Browser, tmp_
     tab.close()
 
 
-def test_the_map_shows_more_than_one_colour(browser: Browser, html: Path) -> None:
-    tab = browser.open(html)
+def test_the_map_shows_more_than_one_colour(tab: Tab) -> None:
     assert tab.js(COLOURS) >= 2
-    tab.close()
 
 
-def test_arrow_keys_walk_the_map(browser: Browser, html: Path) -> None:
-    tab = browser.open(html)
+def test_arrow_keys_walk_the_map(tab: Tab) -> None:
     map_ = "figure[data-map]"
     tab.js(f"document.querySelector('{map_} .chart').focus()")
     before = said(tab, map_)
@@ -108,21 +116,17 @@ def test_arrow_keys_walk_the_map(browser: Browser, html: Path) -> None:
     assert said(tab, map_).startswith("step 1,")
     tab.press("Escape")
     assert said(tab, map_) == before and tab.troubles() == []
-    tab.close()
 
 
-def test_arrow_keys_walk_the_requests(browser: Browser, html: Path) -> None:
-    tab = browser.open(html)
+def test_arrow_keys_walk_the_requests(tab: Tab) -> None:
     tab.js("document.querySelector('figure[data-lanes] .chart').focus()")
     tab.press("ArrowDown")
     assert said(tab, "figure[data-lanes]").startswith("r0, 100 prompt tokens")
     tab.press("End")
     assert said(tab, "figure[data-lanes]").startswith("r2, 512 prompt tokens")
-    tab.close()
 
 
-def test_the_tab_key_reaches_everything_and_enter_opens(browser: Browser, html: Path) -> None:
-    tab = browser.open(html)
+def test_the_tab_key_reaches_everything_and_enter_opens(tab: Tab) -> None:
     seen = []
     for _ in range(60):
         tab.press("Tab")
@@ -138,18 +142,15 @@ def test_the_tab_key_reaches_everything_and_enter_opens(browser: Browser, html: 
         ".filter((one) => !(one.getAttribute('aria-label') || one.textContent.trim())).length"
     )
     assert nameless == 0
-    tab.close()
 
 
-def test_the_button_turns_the_colours(browser: Browser, html: Path) -> None:
-    tab = browser.open(html)
+def test_the_button_turns_the_colours(tab: Tab) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     light = tab.js(background)
     tab.js("document.getElementById('theme').click()")
     assert tab.js(background) != light
     tab.js("document.getElementById('theme').click()")
     assert tab.js(background) == light and tab.troubles() == []
-    tab.close()
 
 
 def test_it_prints(browser: Browser, html: Path) -> None:
@@ -162,9 +163,7 @@ def test_it_prints(browser: Browser, html: Path) -> None:
 
 def test_foreign_text_runs_nowhere(browser: Browser, tmp_path: Path) -> None:
     run = run_with(tmp_path / "run", connector=EVIL, request=EVIL)
-    path = tmp_path / "evil.html"
-    path.write_text(page(build_report(run), draw(run)), encoding="utf-8")
-    tab = browser.open(path)
+    tab = browser.open(written(page(build_report(run), draw(run)), tmp_path))
     tab.js("window.alerts = 0; window.alert = () => { window.alerts += 1; }")
     tab.js("document.querySelector('figure[data-lanes] .chart').focus()")
     tab.press("ArrowDown")
@@ -174,25 +173,20 @@ def test_foreign_text_runs_nowhere(browser: Browser, tmp_path: Path) -> None:
     tab.close()
 
 
-def test_what_a_script_would_load_is_refused(browser: Browser, html: Path) -> None:
-    tab = browser.open(html)
+def test_what_a_script_would_load_is_refused(tab: Tab) -> None:
     refused = "fetch('https://192.0.2.1/').then(() => 'loaded', () => 'refused')"
     assert tab.js(refused) == "refused"
     assert any("Content Security Policy" in line for line in tab.troubles())
-    tab.close()
 
 
 def test_a_report_alone_is_a_page_too(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(page(SAMPLE["with_loads"]()), encoding="utf-8")
-    tab = browser.open(path)
+    tab = browser.open(written(page(with_loads()), tmp_path))
     assert tab.js("document.documentElement.dataset.ready") == "yes" and tab.troubles() == []
     tab.close()
 
 
-def test_what_is_printed_is_the_whole_map(browser: Browser, html: Path) -> None:
+def test_what_is_printed_is_the_whole_map(tab: Tab) -> None:
     """On paper a chart is narrower than on the screen: the last step is still there, at its right edge."""
-    tab = browser.open(html)
     last = (
         "(() => { const c = document.querySelector('figure[data-map] canvas'), w = c.width - 20;"
         "return [c.width, [...c.getContext('2d').getImageData(w, 18, 1, 1).data].join()]; })()"
@@ -203,11 +197,9 @@ def test_what_is_printed_is_the_whole_map(browser: Browser, html: Path) -> None:
     assert narrow < wide and on_paper == on_screen
     tab.js("dispatchEvent(new Event('afterprint'))")
     assert tab.js(last) == [wide, on_screen]
-    tab.close()
 
 
-def test_the_mouse_gets_a_tooltip(browser: Browser, html: Path) -> None:
-    tab = browser.open(html)
+def test_the_mouse_gets_a_tooltip(tab: Tab) -> None:
     where = tab.js(
         "(() => { const box = document.querySelector('figure[data-map] .chart');"
         "document.documentElement.style.scrollBehavior = 'auto'; box.scrollIntoView();"
@@ -228,4 +220,3 @@ def test_the_mouse_gets_a_tooltip(browser: Browser, html: Path) -> None:
     )
     assert tab.js(shown).startswith("step 1, model.layers.0.")
     assert tab.troubles() == []
-    tab.close()

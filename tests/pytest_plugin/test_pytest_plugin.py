@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from side_by_side import Done, Place, Ran, Script
+from stand_in import write_sources
 from vllm_env import vllm_env
 
 pytest_plugins = ["pytester"]
@@ -229,19 +230,8 @@ def test_xdist(inner: pytest.Pytester) -> None:
 
 # A package that looks like vLLM where the agent hooks it, with the order of imports that matters.
 FAKE = {
-    "vllm/__init__.py": "",
-    "vllm/model_executor/__init__.py": "",
-    "vllm/model_executor/layers/__init__.py": "",
-    "vllm/model_executor/layers/attention/__init__.py": "",
     "vllm/model_executor/layers/attention/kv_transfer_utils.py": "def maybe_transfer_kv_layer(f): return f\n",
 }
-
-
-def fake_vllm(where: Path) -> None:
-    for name, text in FAKE.items():
-        path = where / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
 
 
 IMPORTS_FIRST = """
@@ -259,8 +249,7 @@ def trace():
 @pytest.mark.parametrize("asked", [False, True])
 def test_vllm_imported_by_a_conftest(inner: pytest.Pytester, asked: bool) -> None:
     """The hooks go in before the first conftest where the project asked; else the test says: too late."""
-    fake_vllm(inner.path / "fake")
-    inner.makeconftest(IMPORTS_FIRST.format(path=str(inner.path / "fake")))
+    inner.makeconftest(IMPORTS_FIRST.format(path=str(write_sources(inner.path / "fake", FAKE))))
     if asked:
         inner.makeini("[pytest]\nkvtrace = true\n")
     inner.makepyfile(

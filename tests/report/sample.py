@@ -1,4 +1,4 @@
-"""A report by hand: the flagship case. Its numbers add up, and tests/report/test_sample.py says so."""
+"""A report by hand: the flagship case."""
 
 from __future__ import annotations
 
@@ -31,49 +31,26 @@ WORKER_HOOKS = (
 )
 
 
+def _counts(process: str, rank: int | None, layer: str | None, **more: Any) -> dict[str, Any]:
+    """Of a hook or an operation that came in every step."""
+    return {"process": process, "rank": rank, "layer": layer, "eligible": STEPS, "fired": STEPS, **more}
+
+
 def _hooks() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = [
-        {
-            "process": "engine core",
-            "rank": None,
-            "layer": None,
-            "hook": "build_connector_meta",
-            "eligible": STEPS,
-            "fired": STEPS,
-            "with_work": 2,
-            "raised": 0,
-        }
-    ]
+    rows = [_counts("engine core", None, None, hook="build_connector_meta", with_work=2, raised=0)]
     for hook in (*WORKER_HOOKS, "wait_for_layer_load", "save_kv_layer"):
         stores = hook in ("bind_connector_metadata", "wait_for_save", "save_kv_layer")
-        for rank in RANKS:
-            for layer in [None] if hook in WORKER_HOOKS else LAYERS:
-                rows.append(
-                    {
-                        "process": f"worker {rank}",
-                        "rank": rank,
-                        "layer": layer,
-                        "hook": hook,
-                        "eligible": STEPS,
-                        "fired": STEPS,
-                        "with_work": 2 if stores else 0,
-                        "raised": 0,
-                    }
-                )
+        rows += [
+            _counts(f"worker {rank}", rank, layer, hook=hook, with_work=2 if stores else 0, raised=0)
+            for rank in RANKS
+            for layer in ([None] if hook in WORKER_HOOKS else LAYERS)
+        ]
     return rows
 
 
 def _ops() -> list[dict[str, Any]]:
     return [
-        {
-            "process": f"worker {rank}",
-            "rank": rank,
-            "layer": layer,
-            "op": op,
-            "eligible": STEPS,
-            "fired": STEPS,
-            "direct": 0,
-        }
+        _counts(f"worker {rank}", rank, layer, op=op, direct=0)
         for op in ("unified_attention_with_output", "unified_kv_cache_update")
         for rank in RANKS
         for layer in LAYERS
@@ -119,6 +96,34 @@ def _requests() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["not_saved"])
 
 
+def _book(tokens: dict[str, int], trust: str, trust_note: str, **more: Any) -> dict[str, Any]:
+    """A ledger of tokens that came to the same in each layer and on each rank."""
+    total = sum(tokens.values())
+    return {
+        "unit": "token-layers",
+        "total": total * PAIRS,
+        "accounts": {name: amount * PAIRS for name, amount in tokens.items()},
+        "pairs": PAIRS,
+        "tokens": {name: float(amount) for name, amount in tokens.items()},
+        "total_tokens": float(total),
+        "trust": trust,
+        "trust_note": trust_note,
+        **more,
+    }
+
+
+def _time(hook: str, calls: int, p50: int, p99: int, total: int, share: float) -> dict[str, Any]:
+    times = {"p50_ns": p50, "p99_ns": p99, "total_ns": total, "share_of_steps": share}
+    return {"hook": hook, "clock": "host", "count": calls, **times}
+
+
+def _target(name: str, module: str, attr: str, processes: int, missing: str = "") -> dict[str, Any]:
+    """``missing``: why it is."""
+    status = "missing" if missing else "found"
+    where = {"id": name, "module": module, "attr": attr}
+    return {**where, "status": status, "processes": processes, "detail": missing}
+
+
 def _stage(number: int, name: str, note: str) -> dict[str, Any]:
     return {
         "stage": number,
@@ -147,16 +152,16 @@ def _finding(id: str, severity: str, stage: int, tokens: int, requests: int, **w
 
 
 def _process(pid: int, name: str, role: str, rank: int | None, records: int) -> dict[str, Any]:
-    spool = f"spool/{role}-{pid}.kvt"
+    """``records`` 0: of one that is not traced."""
     return {
         "pid": pid,
         "name": name,
         "role": role,
         "rank": rank,
-        "spool": spool,
+        "spool": f"spool/{role}-{pid}.kvt" if records else None,
         "records": records,
-        "end": "open",
-        "agent": True,
+        "end": "open" if records else "",
+        "agent": bool(records),
     }
 
 
@@ -224,22 +229,15 @@ def sample() -> Report:
         f"prompts are shorter than this connector's unit of {UNIT} tokens.",
         "instrumentation": {
             "targets": [
-                {
-                    "id": "connector-factory",
-                    "module": "vllm.distributed.kv_transfer.kv_connector.factory",
-                    "attr": "KVConnectorFactory.create_connector",
-                    "status": "found",
-                    "processes": 3,
-                    "detail": "",
-                },
-                {
-                    "id": "op-unified-attention",
-                    "module": "vllm.attention.layer",
-                    "attr": "unified_attention",
-                    "status": "missing",
-                    "processes": 2,
-                    "detail": "gone from 0.20.0",
-                },
+                _target(
+                    "connector-factory",
+                    "vllm.distributed.kv_transfer.kv_connector.factory",
+                    "KVConnectorFactory.create_connector",
+                    3,
+                ),
+                _target(
+                    "op-unified-attention", "vllm.attention.layer", "unified_attention", 2, "gone from 0.20.0"
+                ),
             ],
             "found": 1,
             "missing": 1,
@@ -256,27 +254,17 @@ def sample() -> Report:
             _stage(6, "completion", ""),
         ],
         "ledger": {
-            "saves": {
-                "unit": "token-layers",
-                "total": TOTAL * PAIRS,
-                "accounts": {
-                    "saved": SAVED * PAIRS,
+            "saves": _book(
+                {
+                    "saved": SAVED,
                     "loaded": 0,
-                    "not-saved:below-save-granularity": BELOW * PAIRS,
-                    "not-saved:decode-not-offered": DECODE * PAIRS,
+                    "not-saved:below-save-granularity": BELOW,
+                    "not-saved:decode-not-offered": DECODE,
                 },
-                "pairs": PAIRS,
-                "tokens": {
-                    "saved": float(SAVED),
-                    "loaded": 0.0,
-                    "not-saved:below-save-granularity": float(BELOW),
-                    "not-saved:decode-not-offered": float(DECODE),
-                },
-                "total_tokens": float(TOTAL),
-                "trust": "measured",
-                "trust_note": "read: seen at the KV cache (its slots were read, or were not); its further "
+                "measured",
+                "read: seen at the KV cache (its slots were read, or were not); its further "
                 "way was not seen; declared: the connector's metadata says so, and nothing else does",
-                "grades": {
+                grades={
                     "saved": {"read": SAVED * PAIRS},
                     "not-saved:below-save-granularity": {
                         "read": BELOW * PAIRS - 512 * PAIRS,
@@ -284,21 +272,12 @@ def sample() -> Report:
                     },
                     "not-saved:decode-not-offered": {"declared": DECODE * PAIRS},
                 },
-                "prompts": {
+                prompts={
                     "saved": {"read": SAVED},
                     "not-saved:below-save-granularity": {"declared": BELOW},
                 },
-            },
-            "loads": {
-                "unit": "token-layers",
-                "total": 0,
-                "accounts": {},
-                "pairs": PAIRS,
-                "tokens": {},
-                "total_tokens": 0.0,
-                "trust": "none",
-                "trust_note": "34 of 34 lookups answered 0",
-            },
+            ),
+            "loads": _book({}, "none", "34 of 34 lookups answered 0"),
         },
         "places": [{"kind": "directory", "name": "/mnt/kv", "files": 16, "size": 4404019}],
         "findings": [
@@ -357,24 +336,8 @@ def sample() -> Report:
         "not_observed": [{"id": "device-time", "why": "CPU build of vLLM: there is no device clock"}],
         "requests": {"total": len(PROMPTS), "shown": len(PROMPTS), "rows": _requests()},
         "timing": [
-            {
-                "hook": "save_kv_layer",
-                "clock": "host",
-                "count": STEPS * PAIRS,
-                "p50_ns": 2100,
-                "p99_ns": 412_000,
-                "total_ns": 18_000_000,
-                "share_of_steps": 0.0041,
-            },
-            {
-                "hook": "wait_for_save",
-                "clock": "host",
-                "count": STEPS * len(RANKS),
-                "p50_ns": 900,
-                "p99_ns": 4_100,
-                "total_ns": 600_000,
-                "share_of_steps": 0.0001,
-            },
+            _time("save_kv_layer", STEPS * PAIRS, 2100, 412_000, 18_000_000, 0.0041),
+            _time("wait_for_save", STEPS * len(RANKS), 900, 4_100, 600_000, 0.0001),
         ],
         "limits": {
             "notes": ["completion is declared by wait_for_save: writes of background threads are not seen"],
@@ -390,16 +353,9 @@ def with_loads() -> Report:
     """The same engine with a loads ledger, uneven layers and things that went wrong."""
     report = sample()
     report["run"]["exit_code"] = 1
-    report["ledger"]["loads"] = {
-        "unit": "token-layers",
-        "total": 1024 * PAIRS,
-        "accounts": {"loaded": 992 * PAIRS, "clamped:lookup-clamped": 32 * PAIRS},
-        "pairs": PAIRS,
-        "tokens": {"loaded": 992.0, "clamped:lookup-clamped": 32.0},
-        "total_tokens": 1024.0,
-        "trust": "declared",
-        "trust_note": "slots named in the connector's metadata",
-    }
+    loaded = {"loaded": 992, "clamped:lookup-clamped": 32}
+    note = "slots named in the connector's metadata"
+    report["ledger"]["loads"] = _book(loaded, "declared", note)  # type: ignore[typeddict-item]
     for row in report["coverage"]["hooks"]:
         if row["hook"] == "save_kv_layer" and row["layer"] == LAYERS[3]:
             row["fired"] = row["with_work"] = 0
@@ -417,18 +373,7 @@ def with_loads() -> Report:
     )
     report["limits"]["lost_records"] = 12
     report["limits"]["damaged"] = [{"spool": "spool/worker-103.kvt", "detail": "cut at record 5830"}]
-    report["run"]["processes"].append(
-        {
-            "pid": 104,
-            "name": "API server",
-            "role": "front",
-            "rank": None,
-            "spool": None,
-            "records": 0,
-            "end": "",
-            "agent": False,
-        }
-    )
+    report["run"]["processes"].append(_process(104, "API server", "front", None, 0))  # type: ignore[arg-type]
     return report
 
 

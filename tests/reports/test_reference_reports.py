@@ -110,12 +110,8 @@ def test_normalising_hides_the_machine_and_keeps_the_numbers() -> None:
     raw: Any = copy.deepcopy(LATEST["flagship"])
     raw["run"].update(host="box7", started="2026-01-01T00:00:00+00:00", seconds=61.0)
     raw["run"]["processes"][0].update(pid=4242, spool="spool/front-4242-8141a9c7.kvt")
-    raw["run"]["command"] = [
-        "/a/b/.venv/bin/python3.11",
-        "/a/b/scenarios/drive.py",
-        "--store",
-        "/tmp/x/_store",
-    ]
+    command = ["/a/b/.venv/bin/python3.11", "/a/b/scenarios/drive.py", "--store", "/tmp/x/_store"]
+    raw["run"]["command"] = command
     raw["findings"][0]["evidence"] = [
         "request 12-9e3cb755, pid 4242: /a/b/scenarios/connectors/chunk_store.py:12, 792/792 calls",
         "see /usr/lib/python3.11/site-packages/vllm/v1/x.py and /home/someone/secret/plan.txt",
@@ -254,21 +250,19 @@ def test_what_a_verdict_rests_on_is_so(claim: int) -> None:
     assert CLAIM_HOLDS[claim](), f"claim {claim}: the reference reports no longer show it"
 
 
-MIXIN = (
+OF_THE_THREAD = (
     "maybe_setup_kv_connector", "ensure_kv_transfer_shutdown", "maybe_wait_for_kv_save",
     "get_finished_kv_transfers", "kv_connector_no_forward", "maybe_get_kv_connector_output",
     "_get_kv_connector_output", "get_kv_connector_stats", "use_uniform_kv_cache",
     "allocate_uniform_kv_caches",
+    "unified_kv_cache_update", "forward_includes_kv_cache_update", "do_kv_cache_update",
 )  # fmt: skip
-SPLIT = ("unified_kv_cache_update", "forward_includes_kv_cache_update", "do_kv_cache_update")
 
 
-@pytest.mark.parametrize("name", [*MIXIN, *SPLIT])
+@pytest.mark.parametrize("name", OF_THE_THREAD)
 def test_every_method_and_hook_of_the_thread_has_a_row(name: str) -> None:
-    rows = [
-        line for line in CLAIMS.splitlines() if line.startswith("|") and f"`{name}`" in line.split("|")[1]
-    ]
-    assert len(rows) == 1
+    rows = [line.split("|")[1] for line in CLAIMS.splitlines() if line.startswith("|")]
+    assert len([row for row in rows if f"`{name}`" in row]) == 1
 
 
 def test_the_rows_name_what_is_there() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scenario_runs import Runs, spec
+from scenario_runs import Runs
 
 from kvtrace.gate.judge import judge
 from kvtrace.gate.read_baseline import read_baseline
@@ -33,6 +33,6 @@ def test_reference_report_keeps_its_baseline(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_run_keeps_its_baseline(name: str, runs: Runs) -> None:
     """What a connector project does in its CI, on this repository's own runs."""
-    runs.outcome(spec.load(name))
-    outcome = judge(read_report(runs.out / name), name, read_baseline(FOLDER / f"{name}.json"), Rules())
+    runs.outcome(name)
+    outcome = judge(read_report(runs.folder(name)), name, read_baseline(FOLDER / f"{name}.json"), Rules())
     assert outcome.passed, [sentence(check) for check in outcome.failed]

@@ -44,10 +44,10 @@ def at_rest(store: Path, prompt: list[int], ranks: int) -> list[bool]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_report_calls_saved_what_lies_in_the_files(name: str, runs: Runs) -> None:
     scenario = spec.load(name)
-    report = runs.report(scenario)
+    report = runs.report(scenario.name)
     ranks = int(scenario.engine.get("tensor_parallel_size", 1))
     prompts = [prompt for part in scenario.rounds for prompt in part.prompts]
-    truth = [sum(at_rest(runs.out / "_store" / name, prompt, ranks)) for prompt in prompts]
+    truth = [sum(at_rest(runs.store(name), prompt, ranks)) for prompt in prompts]
     expect = scenario.expect
     assert sum(truth) == (expect.saves["saved"] if expect.in_store is None else expect.in_store)
     # requests are numbered as they came; the number is what the client called them
@@ -67,10 +67,10 @@ def test_the_report_calls_saved_what_lies_in_the_files(name: str, runs: Runs) ->
 def test_one_record_of_several_in_a_step_is_written(runs: Runs) -> None:
     """The truth that the scenario in flight rests on: from the third prompt on the first chunk is lost."""
     scenario = spec.load("flagship-in-flight")
-    runs.outcome(scenario)
+    runs.outcome(scenario.name)
     prompts = [prompt for part in scenario.rounds for prompt in part.prompts]
     lost = []
     for prompt in prompts:
-        found = at_rest(runs.out / "_store" / scenario.name, prompt, 1)
+        found = at_rest(runs.store(scenario.name), prompt, 1)
         lost.append(found.index(True) if True in found else len(found))
     assert lost == [0, 0, 480, 480, 352, 352]

@@ -18,7 +18,7 @@ LAYERS = 4
 def test_connector_did_what_the_scenario_says(name: str, runs: Runs) -> None:
     """Seen from outside: the token-layers in the store's files, and an answer to every prompt."""
     scenario = spec.load(name)
-    outcome = runs.outcome(scenario)
+    outcome = runs.outcome(scenario.name)
     ends = scenario.raises is None and scenario.stuck_after is None
     if ends and all(part.abort_steps is None for part in scenario.rounds):
         assert [len(answer) for answer in outcome["answers"]] == [
@@ -38,7 +38,7 @@ def test_report_says_why(name: str, runs: Runs) -> None:
     scenario = spec.load(name)
     if scenario.compiled and not COMPILED:
         pytest.skip("the recorder in Python keeps nothing of a step that hangs")
-    report = runs.report(scenario)
+    report = runs.report(scenario.name)
     differences = judge.judge(scenario, report)
     assert not differences, json.dumps({"differences": differences, "findings": report["findings"]}, indent=1)
     judged(report)
@@ -51,6 +51,6 @@ def test_loaded_kv_is_the_saved_kv(runs: Runs) -> None:
     One of the three may flip on a near tie: attention over a loaded prefix takes another kernel
     path than a whole prompt. Wrong KV gives three other tokens out of 512.
     """
-    answers = runs.outcome(spec.load("healthy-reuse"))["answers"]
+    answers = runs.outcome("healthy-reuse")["answers"]
     computed, loaded = answers[:3], answers[3:]
     assert sum(a[0] == b[0] for a, b in zip(computed, loaded, strict=True)) >= 2

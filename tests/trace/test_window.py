@@ -237,7 +237,7 @@ def test_where_no_space_is_to_be_had_the_python_one_writes(tmp_path):
     assert not recorder.compiled and read(tmp_path / "a.kvt")[1] == [5]
 
 
-def test_a_file_system_that_promises_nothing_is_refused(tmp_path):
+def test_a_file_system_that_promises_nothing_is_refused():
     reading, writing = os.pipe()
     with pytest.raises(OSError, match="not supported"):
         COMPILED.Store(writing, "x", 64, 0, 1, 1)

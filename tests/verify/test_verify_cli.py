@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
 import pytest
 
-from kvtrace.cli.app import main
 from kvtrace.render.html.page import verify_page as verify_html
 from kvtrace.render.page import Screen
 from kvtrace.render.terminal import terminal
@@ -16,6 +17,7 @@ from kvtrace.render.verify import verify_junit, verify_page
 from kvtrace.verify.answers import Answered, Result, failed, not_applicable, not_observed, proved
 from kvtrace.verify.document import verify_schema
 
+Shell = Callable[..., tuple[int, str, str]]
 ANSWERS = [
     Answered("transfers", "A transfer happens", proved("96 tokens", numbers={"tokens": 96})),
     Answered(
@@ -25,15 +27,8 @@ ANSWERS = [
     Answered("ranks-apart", "Ranks", not_applicable("one rank")),
     Answered("finish-told", "Told", not_observed("nothing")),
 ]  # fmt: skip
-RESULT = Result(
-    "Mine (kv_both)",
-    "quick",
-    7,
-    "reports/x",
-    ANSWERS,
-    {"block": 32},
-    {"mla/outputs": "kvtrace verify --case"},
-)
+AGAIN = {"mla/outputs": "kvtrace verify --case"}
+RESULT = Result("Mine (kv_both)", "quick", 7, "reports/x", ANSWERS, {"block": 32}, AGAIN)
 
 
 def test_the_document_has_the_published_shape() -> None:
@@ -79,14 +74,8 @@ def test_an_assertion_says_what_failed() -> None:
     ],
 )
 def test_wrong_usage_is_one_line(
-    words: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: object,
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], said: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(str(tmp_path))
-    with pytest.raises(SystemExit) as ended:
-        main(["verify", *words])
-    err = capsys.readouterr().err
-    assert ended.value.code == 2 and said in err and err.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    code, _, err = shell("verify", *words)
+    assert code == 2 and said in err and err.count("\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from side_by_side import Place, Ran, Script
@@ -17,10 +18,15 @@ pytestmark = pytest.mark.engine
 START = 600.0
 
 
+def verified(place: Place, model: Path | None = None, **more: Any) -> Result:
+    """vLLM's ExampleConnector, on a server of its own."""
+    small = Small("ExampleConnector", f'{{"shared_storage_path": "{place.store}"}}', model)
+    return verify(Options((), output=place.run, small=small, start_timeout=START, reference=False, **more))
+
+
 def quick_suite(place: Place) -> Result:
     """One server for all tests here."""
-    small = Small("ExampleConnector", f'{{"shared_storage_path": "{place.store}"}}')
-    return verify(Options((), output=place.run, small=small, start_timeout=START, reference=False))
+    return verified(place)
 
 
 def no_such_connector(place: Place) -> Result:
@@ -30,20 +36,8 @@ def no_such_connector(place: Place) -> Result:
 
 def slow_store(place: Place) -> Result:
     """With the model whose blocks vLLM's CPU backend makes smaller than it is asked."""
-    small = Small("ExampleConnector", f'{{"shared_storage_path": "{place.store}"}}', Path("mla"))
     case = "store-slow: a160 b160 ; slow a160 c160"
-    return verify(
-        Options(
-            (),
-            FULL,
-            place.run,
-            small=small,
-            start_timeout=START,
-            reference=False,
-            case=case,
-            store=place.store,
-        )
-    )
+    return verified(place, Path("mla"), suite=FULL, case=case, store=place.store)
 
 
 SCRIPTS = (quick_suite, no_such_connector, slow_store)

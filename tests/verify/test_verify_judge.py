@@ -25,6 +25,7 @@ from kvtrace.verify.evidence import Evidence, LayerError, RequestSeen, _hook_sha
 from kvtrace.verify.judge import judged, workloads
 from kvtrace.verify.judging import noise
 from kvtrace.verify.observed import EngineFacts, Observed, Settings, taken_unit, with_stored
+from kvtrace.verify.property import Property
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.session import Options, Small, repeats
 from kvtrace.verify.shrink import Shrinker
@@ -32,17 +33,14 @@ from kvtrace.verify.suite import ask, observed, probes
 from kvtrace.verify.workload import RESET, STORE_ACTS, Streams, parse
 
 FACTS = EngineFacts(
-    block=32,
-    budget=256,
-    longest=2048,
-    seqs=16,
-    layers=4,
-    unit=32,
-    role="kv_both",
-    adapters=1,
-    images=True,
+    block=32, budget=256, longest=2048, seqs=16, layers=4, unit=32, role="kv_both", adapters=1, images=True
 )
 PAIRS = 4
+QUICK, FULL = of_suite("quick"), of_suite("full")
+
+
+def number_of(request: RequestToMake) -> int:
+    return int(request.id.rpartition("-")[2])
 
 
 class Connector:
@@ -89,16 +87,19 @@ class Connector:
 
     def _one(self, request: RequestToMake) -> Reply:
         loaded = self.offered(request)
-        number = int(request.id.rpartition("-")[2])
         status = "FINISHED_ABORTED" if request.leaves else "FINISHED_LENGTH_CAPPED"
         seen = RequestSeen(
             request.id, 1, len(request.tokens), len(request.tokens), 0, loaded, loaded, False, PAIRS,
             self.ends(loaded), 0, {}, 0 if loaded else PAIRS * len(request.tokens), 1,
             int(request.preempted), status, True, beginnings=self.beginnings(request),
         )  # fmt: skip
-        self.seen[number] = replace(seen, **self.more(loaded))
+        self.seen[number_of(request)] = replace(seen, **self.more(loaded))
         self.save(request)
         return self.reply(request, loaded)
+
+    def amend(self, request: RequestToMake, **fields: Any) -> None:
+        """Something else is seen of a request that was asked."""
+        self.seen[number_of(request)] = replace(self.seen[number_of(request)], **fields)
 
     def reset(self, patience: float) -> bool | None:
         return True
@@ -116,132 +117,160 @@ class Connector:
         return Evidence(None, {number: [seen] for number, seen in self.seen.items()})
 
 
-def everything(connector: Connector, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Observed:
+class Dying(Connector):
+    """Its engine can die, and lives again when it is started anew."""
+
+    dead = False
+
+    def gone(self) -> str:
+        return "RuntimeError: shape mismatch" if self.dead else ""
+
+    def restart(self, other: bool = False) -> None:
+        self.dead = False
+
+
+class Silent(Connector):
+    """Nothing is compared of what it loads."""
+
+    def more(self, loaded: int) -> dict[str, Any]:
+        return {}
+
+
+class SavesNothing(Connector):
+    def save(self, request: RequestToMake) -> None:
+        pass
+
+
+class OffersNothing(Connector):
+    def offered(self, request: RequestToMake) -> int:
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
-    driver = Driver(connector, Streams(1), connector.look)
-    driver.run([Job(name, workload) for name, workload in workloads(of_suite("quick"), FACTS)])
-    return observed(driver, connector.look(), FACTS, Settings(**settings))
 
 
-def answers(connector: Connector, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> dict[str, Answer]:
-    what = everything(connector, monkeypatch, **settings)
-    return {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
+def driver_of(connector: Connector, act: Callable[[str], None] | None = None) -> Driver:
+    return Driver(connector, Streams(1), connector.look, act=act)
 
 
-def failed(found: Mapping[str, Answer]) -> set[str]:
-    return {name for name, answer in found.items() if answer is Answer.FAILED}
+def jobs_of(properties: Sequence[Property], facts: EngineFacts = FACTS) -> list[Job]:
+    return [Job(name, workload) for name, workload in workloads(properties, facts)]
 
 
-def test_a_connector_that_keeps_its_promises_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = answers(Connector(), monkeypatch)
+def asked(driver: Driver, connector: Connector, jobs: Sequence[Job], facts: EngineFacts = FACTS) -> Observed:
+    """What is seen of a connector that is asked so."""
+    driver.run(jobs)
+    return observed(driver, connector.look(), facts, Settings())
+
+
+def everything(connector: Connector, facts: EngineFacts = FACTS) -> Observed:
+    """What is seen of all that the quick suite asks."""
+    return asked(driver_of(connector), connector, jobs_of(QUICK, facts), facts)
+
+
+def verdicts(what: Observed, properties: Sequence[Property] = QUICK) -> dict[str, Verdict]:
+    return {one.id: one.verdict for one in judged(properties, what)}
+
+
+def verdict_of(name: str, what: Observed) -> Verdict:
+    return verdicts(what, [one for one in FULL if one.id == name])[name]
+
+
+def failed(found: Mapping[str, Verdict]) -> set[str]:
+    return {name for name, verdict in found.items() if verdict.answer is Answer.FAILED}
+
+
+def failures(connector: Connector, **settings: Any) -> set[str]:
+    return failed(verdicts(replace(everything(connector), settings=Settings(**settings))))
+
+
+def test_a_connector_that_keeps_its_promises_fails_nothing() -> None:
+    found = verdicts(everything(Connector()))
     assert not failed(found)
-    proved = {name for name, answer in found.items() if answer is Answer.PROVED}
     assert {
-        "transfers", "comes-back-equal", "whole-units", "lengths",
+        "transfers", "comes-back-equal", "whole-units", "lengths", "outputs",
         "nobody-else", "other-salt", "other-adapter", "other-image",
-    } <= proved  # fmt: skip
-    assert {
-        "chunked",
-        "concurrent",
-        "repeated",
-        "shared-prefix",
-        "extended",
-        "preempted",
-        "aborted",
-    } <= proved
+        "chunked", "concurrent", "repeated", "shared-prefix", "extended", "preempted", "aborted",
+    } <= {name for name, verdict in found.items() if verdict.answer is Answer.PROVED}  # fmt: skip
 
 
-def test_if_nothing_comes_back_only_the_transfer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Loses(Connector):
-        def save(self, request: RequestToMake) -> None:
-            pass
-
-    found = answers(Loses(), monkeypatch)
+def test_if_nothing_comes_back_only_the_transfer_fails() -> None:
+    found = verdicts(everything(SavesNothing()))
     assert failed(found) == {"transfers"}
-    assert found["comes-back-equal"] is found["nobody-else"] is Answer.NOT_OBSERVED
+    assert found["comes-back-equal"].answer is found["nobody-else"].answer is Answer.NOT_OBSERVED
 
 
-def test_a_key_without_the_prefix_gives_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_without_the_prefix_gives_to_others() -> None:
     class Orphan(Connector):
         def key(self, tokens: Sequence[int], request: RequestToMake) -> tuple[int, ...]:
             return super().key(tokens[-self.unit :], request)
 
-    assert "nobody-else" in failed(answers(Orphan(), monkeypatch))
+    assert "nobody-else" in failures(Orphan())
 
 
 @pytest.mark.parametrize(
     ("left_out", "fails"),
     [({"salt": ""}, "other-salt"), ({"adapter": 0}, "other-adapter"), ({"image": 0}, "other-image")],
 )
-def test_a_key_without_salt_adapter_or_image_gives_to_others(
-    left_out: dict[str, Any], fails: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_without_salt_adapter_or_image_gives_to_others(left_out: dict[str, Any], fails: str) -> None:
     class Without(Connector):
         def key(self, tokens: Sequence[int], request: RequestToMake) -> tuple[int, ...]:
             return super().key(tokens, replace(request, **left_out))
 
-    assert failed(answers(Without(), monkeypatch)) == {fails}
+    assert failures(Without()) == {fails}
 
 
-def other_image(what: Observed) -> Verdict:
-    (found,) = judged([one for one in of_suite("quick") if one.id == "other-image"], what)
-    return found.verdict
-
-
-def test_what_stands_in_front_of_an_image_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "answer"), [(31, Answer.PROVED), (32, Answer.FAILED)])
+def test_what_stands_in_front_of_an_image_may_come_back(most: int, answer: Answer) -> None:
     """Which tokens within a block are the image's is not known: of these none is held against it."""
 
     class Offers(Connector):
-        most = 0
-
         def offered(self, request: RequestToMake) -> int:
-            return super().offered(request) or (self.most if request.image else 0)
+            return super().offered(request) or (most if request.image else 0)
 
-    for most, answer in ((31, Answer.PROVED), (32, Answer.FAILED)):
-        Offers.most = most
-        what = everything(Offers(), monkeypatch)
-        assert other_image(what).answer is answer
+    assert verdict_of("other-image", everything(Offers())).answer is answer
 
 
-def test_answers_with_an_image_are_those_of_the_same_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Images(Connector):
+def test_answers_with_an_image_are_those_of_the_same_image() -> None:
+    class Images(Silent):
+        wrong = False
+
         def reply(self, request: RequestToMake, loaded: int) -> Reply:
             tokens = super().reply(request, loaded).tokens
             wrong = self.wrong and loaded > 0
             return Reply(tuple(one + request.image + 50 * wrong for one in tokens), seconds=0.01)
 
-        wrong = False
-
-        def more(self, loaded: int) -> dict[str, Any]:
-            return {}  # its loads were not compared
-
-    assert other_image(everything(Images(), monkeypatch)).answer is Answer.PROVED
+    assert verdict_of("other-image", everything(Images())).answer is Answer.PROVED
     Images.wrong = True
-    found = other_image(everything(Images(), monkeypatch))
+    found = verdict_of("other-image", everything(Images()))
     assert found.answer is Answer.FAILED and "are not those of their own prompt" in found.says
 
 
-def test_wrong_kv_of_an_image_is_nothing_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = everything(Connector(), monkeypatch)
+def test_wrong_kv_of_an_image_is_nothing_proved() -> None:
+    what = everything(Connector())
     first = next(one for one in what.of("other-image") if one.given and one.seen)
-    assert first.seen is not None and other_image(what).answer is Answer.PROVED
+    assert first.seen is not None
     wrong = replace(first, seen=replace(first.seen, ends={LoadEnd.WRONG: 32 * PAIRS}, proved=0))
-    found = other_image(replace(what, asked=[wrong if one is first else one for one in what.asked]))
+    found = verdict_of(
+        "other-image", replace(what, asked=[wrong if one is first else one for one in what.asked])
+    )
     assert found.answer is Answer.FAILED and "hold other KV" in found.says
 
 
-def test_the_first_of_two_servers_has_image_and_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = [one for one in everything(Connector(), monkeypatch).of("other-image") if one.prompt.image]
+def test_the_first_of_two_servers_has_image_and_words() -> None:
+    own = [one for one in everything(Connector()).of("other-image") if one.prompt.image]
     longer = [replace(one, seen=replace(one.seen, prompt=one.seen.prompt + 16)) for one in own if one.seen]
     assert {one.known for one in with_stored(longer, pair=True)} == {80 + 16}
 
 
-def test_no_image_is_asked_of_a_model_that_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = everything(Connector(), monkeypatch)
+def test_no_image_is_asked_of_a_model_that_takes_none() -> None:
+    what = everything(Connector())
     assert all(one.prompt.image or one.prompt.text == "a80" for one in what.of("other-image"))
     text = replace(FACTS, images=False)
-    assert "other-image" not in dict(workloads(of_suite("full"), text))
-    verdict = other_image(replace(what, facts=text))
+    assert "other-image" not in dict(workloads(FULL, text))
+    verdict = verdict_of("other-image", replace(what, facts=text))
     assert verdict.answer is Answer.NOT_APPLICABLE and "takes no images" in verdict.says
 
 
@@ -253,9 +282,7 @@ def test_no_image_is_asked_of_a_model_that_takes_none(monkeypatch: pytest.Monkey
         (True, False, Answer.NOT_OBSERVED),  # nothing outlasts its engine: no other model could find it
     ],
 )
-def test_a_key_without_the_model_gives_to_another_model(
-    in_keys: bool, lasts: bool, answer: Answer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_without_the_model_gives_to_another_model(in_keys: bool, lasts: bool, answer: Answer) -> None:
     class Models(Connector):
         other_model = True
         model = ""
@@ -268,20 +295,15 @@ def test_a_key_without_the_model_gives_to_another_model(
             if not lasts:
                 self.kept.clear()
 
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
     connector, facts = Models(), replace(FACTS, other_model=True)
-    suite = [one for one in of_suite("full") if one.id == "other-model"]
-    driver = Driver(connector, Streams(1), connector.look)
-    driver.run([Job(name, workload) for name, workload in workloads(suite, facts)])
-    what = observed(driver, connector.look(), facts, Settings())
-    assert judged(suite, what)[0].verdict.answer is answer
+    driver = driver_of(connector)
+    jobs = jobs_of([one for one in FULL if one.id == "other-model"], facts)
+    assert verdict_of("other-model", asked(driver, connector, jobs, facts)).answer is answer
     driver.run([Job("later", parse("a32"))])
     assert connector.model == ""  # what is asked next, asks the model itself
 
 
-def test_other_numbers_fail_only_where_they_are_far(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_numbers_fail_only_where_they_are_far(monkeypatch: pytest.MonkeyPatch) -> None:
     class Altered(Connector):
         error = LayerError(0.02, 0.006)
 
@@ -295,12 +317,12 @@ def test_other_numbers_fail_only_where_they_are_far(
         def reply(self, request: RequestToMake, loaded: int) -> Reply:
             return Reply((9, 9, 9, 9)[: request.generate]) if loaded else super().reply(request, loaded)
 
-    near = everything(Altered(), monkeypatch)
-    found = {one.id: one.verdict for one in judged(of_suite("quick"), near)}
+    near = everything(Altered())
+    found = verdicts(near)
     assert found["comes-back-equal"].answer is Answer.PROVED
     assert "error 0.6 % on the mean" in found["comes-back-equal"].says
     assert found["outputs"].answer is Answer.NOT_OBSERVED  # other numbers give other answers
-    assert not failed({name: verdict.answer for name, verdict in found.items()})
+    assert not failed(found)
 
     # The same of a request that the engine's own cache gave what the one before it had loaded.
     second = next(b for a, b in pairwise(near.of("repeated")) if a.given and b.given and a.tokens == b.tokens)
@@ -310,21 +332,20 @@ def test_other_numbers_fail_only_where_they_are_far(
         second.seen, local=given, offered=0, accepted=0, errors={}, compared=0, differing=0, ends={}
     )
     replies = {one.question: one.reply for one in near.asked if not one.given}
-    asked = [
+    again = [
         replace(one, seen=cached)
         if one is second
         else replace(one, reply=replies.get(one.question, one.reply))
         for one in near.asked
     ]
-    found = {one.id: one.verdict for one in judged(of_suite("quick"), replace(near, asked=asked))}
-    assert not failed({name: verdict.answer for name, verdict in found.items()})
+    assert not failed(verdicts(replace(near, asked=again)))
 
-    assert {"comes-back-equal", "outputs"} <= failed(answers(Altered(), monkeypatch, error=0.001))
+    assert {"comes-back-equal", "outputs"} <= failures(Altered(), error=0.001)
     monkeypatch.setattr(Altered, "error", LayerError(1.9, 1.4))
-    assert {"comes-back-equal", "outputs", "concurrent"} <= failed(answers(Altered(), monkeypatch))
+    assert {"comes-back-equal", "outputs", "concurrent"} <= failures(Altered())
 
 
-def test_what_nobody_compared_is_judged_by_its_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_compared_is_judged_by_its_fingerprint() -> None:
     """Blocks of an answer: the others are equal, number by number."""
 
     class LastBlock(Connector):
@@ -337,13 +358,12 @@ def test_what_nobody_compared_is_judged_by_its_fingerprint(monkeypatch: pytest.M
             errors = {"layers.0": LayerError(0.0, 0.0)} if loaded else {}
             return {"proved": equal * PAIRS, "compared": equal // 32, "errors": errors}
 
-    found = {one.id: one.verdict for one in judged(of_suite("quick"), everything(LastBlock(), monkeypatch))}
-    failing = {name for name, verdict in found.items() if verdict.answer is Answer.FAILED}
-    assert {"comes-back-equal", "concurrent", "preempted"} <= failing
+    found = verdicts(everything(LastBlock()))
+    assert {"comes-back-equal", "concurrent", "preempted"} <= failed(found)
     assert found["whole-units"].says.endswith("came back, not all of it as it was")
 
 
-def test_a_load_that_does_not_arrive_is_a_broken_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_does_not_arrive_is_a_broken_lookup() -> None:
     class Half(Connector):
         def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
             half = loaded * PAIRS // 2
@@ -352,9 +372,9 @@ def test_a_load_that_does_not_arrive_is_a_broken_lookup(monkeypatch: pytest.Monk
         def more(self, loaded: int) -> dict[str, Any]:
             return {"proved": loaded * PAIRS // 2}
 
-    what = everything(Half(), monkeypatch)
-    found = {one.id: one.verdict for one in judged(of_suite("quick"), what)}
-    assert {found[name].answer for name in ("lookups-agree", "comes-back-equal")} == {Answer.FAILED}
+    what = everything(Half())
+    found = verdicts(what)
+    assert {"lookups-agree", "comes-back-equal"} <= failed(found)
     accepted = sum(one.given for one in what.loads)
     numbers = found["transfers"].numbers
     loaded = accepted * PAIRS // 2
@@ -362,49 +382,48 @@ def test_a_load_that_does_not_arrive_is_a_broken_lookup(monkeypatch: pytest.Monk
     assert "accepted token-layers were seen to be loaded" in found["transfers"].says
 
 
-def test_other_answers_without_other_numbers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_answers_without_other_numbers_fail() -> None:
     class Spoils(Connector):
         def reply(self, request: RequestToMake, loaded: int) -> Reply:
             return Reply((9, 9, 9, 9)[: request.generate]) if loaded else super().reply(request, loaded)
 
     # what it gave is proved: that the answers are other ones is the engine's
-    assert failed(answers(Spoils(), monkeypatch)) == {"outputs"}
+    assert failures(Spoils()) == {"outputs"}
 
-    class Unseen(Spoils):
-        def more(self, loaded: int) -> dict[str, Any]:
-            return {}
+    class Unseen(Spoils, Silent):
+        pass
 
-    found = answers(Unseen(), monkeypatch)
+    found = verdicts(everything(Unseen()))
     assert {"outputs", "repeated"} <= failed(found)
-    assert found["nobody-else"] is Answer.NOT_OBSERVED, "it is not known whose KV came back"
+    assert found["nobody-else"].answer is Answer.NOT_OBSERVED, "it is not known whose KV came back"
 
     class Partly(Spoils):
         def more(self, loaded: int) -> dict[str, Any]:
             return {"proved": (loaded - 32) * PAIRS}
 
-    found = answers(Partly(), monkeypatch)
+    found = verdicts(everything(Partly()))
     assert "outputs" in failed(found)
-    assert found["comes-back-equal"] is Answer.NOT_OBSERVED, "a block of each is not known to be equal"
+    assert found["comes-back-equal"].answer is Answer.NOT_OBSERVED, "a block of each may be another"
 
 
-def test_prompts_that_end_with_a_unit_are_their_own_property(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_end_with_a_unit_are_their_own_property() -> None:
     class Whole(Connector):
         def save(self, request: RequestToMake) -> None:
             whole = len(request.tokens) // self.unit * self.unit
             self.kept.add(self.key(request.tokens[:whole], request))
 
-    assert failed(answers(Whole(), monkeypatch)) == {"lengths"}
+    assert failures(Whole()) == {"lengths"}
 
 
-def test_long_prompts_of_which_one_step_is_kept_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_of_which_one_step_is_kept_fail() -> None:
     class FirstChunk(Connector):
         def save(self, request: RequestToMake) -> None:
             super().save(replace(request, tokens=request.tokens[: FACTS.budget]))
 
-    assert {"chunked", "whole-units"} <= failed(answers(FirstChunk(), monkeypatch))
+    assert {"chunked", "whole-units"} <= failures(FirstChunk())
 
 
-def test_what_a_connector_leaves_out_is_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_connector_leaves_out_is_its_choice() -> None:
     class Head(Connector):
         def save(self, request: RequestToMake) -> None:
             super().save(replace(request, tokens=request.tokens[: self.unit]))
@@ -420,21 +439,17 @@ def test_what_a_connector_leaves_out_is_its_choice(monkeypatch: pytest.MonkeyPat
         def more(self, loaded: int) -> dict[str, Any]:
             return super().more(loaded) | {"saved": 0}
 
-    for connector in (Head(), Nothing()):
-        assert not failed(answers(connector, monkeypatch))
-    assert "whole-units" in failed(answers(Head(), monkeypatch, all_units=True))  # that was promised
-
     class Lost(Nothing):
         def more(self, loaded: int) -> dict[str, Any]:
             return super().more(loaded) | {"in_hand": 0 if loaded else PAIRS * self.unit}
 
-    assert "whole-units" in failed(answers(Lost(), monkeypatch))
+    assert not failures(Head()) and not failures(Nothing())
+    assert "whole-units" in failures(Head(), all_units=True)  # that was promised
+    assert "whole-units" in failures(Lost())
 
 
 @pytest.mark.parametrize(("blocks", "answer"), [(66, Answer.FAILED), (0, Answer.NOT_OBSERVED)])
-def test_a_copy_behind_the_next_request_fails(
-    monkeypatch: pytest.MonkeyPatch, blocks: int, answer: Answer
-) -> None:
+def test_a_copy_behind_the_next_request_fails(blocks: int, answer: Answer) -> None:
     """Where that one has all blocks, and nowhere else. Of a cache whose size is not known nothing is said."""
 
     class Late(Connector):
@@ -451,12 +466,11 @@ def test_a_copy_behind_the_next_request_fails(
             self.due = None
             return True
 
-    monkeypatch.setattr(f"{__name__}.FACTS", replace(FACTS, blocks=blocks))
-    found = answers(Late(), monkeypatch)
-    assert found["blocks-reused"] is answer and failed(found) <= {"blocks-reused", "whole-units"}
+    found = verdicts(everything(Late(), replace(FACTS, blocks=blocks)))
+    assert found["blocks-reused"].answer is answer and failed(found) <= {"blocks-reused", "whole-units"}
 
 
-def test_how_many_loads_it_takes_at_a_time_is_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_loads_it_takes_at_a_time_is_its_choice() -> None:
     class OneAtATime(Connector):
         def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
             self.first = requests[0].id
@@ -465,11 +479,11 @@ def test_how_many_loads_it_takes_at_a_time_is_its_choice(monkeypatch: pytest.Mon
         def offered(self, request: RequestToMake) -> int:
             return super().offered(request) if request.id == self.first else 0
 
-    assert not failed(answers(OneAtATime(), monkeypatch))
-    assert "concurrent" in failed(answers(OneAtATime(), monkeypatch, all_units=True))
+    assert not failures(OneAtATime())
+    assert "concurrent" in failures(OneAtATime(), all_units=True)
 
 
-def test_what_the_engines_own_cache_had_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_engines_own_cache_had_is_no_loss() -> None:
     """Blocks that were not given back once: it can't be emptied any more."""
 
     class Leaks(Connector):
@@ -481,18 +495,15 @@ def test_what_the_engines_own_cache_had_is_no_loss(monkeypatch: pytest.MonkeyPat
 
         def _one(self, request: RequestToMake) -> Reply:
             reply = super()._one(request)
-            number = int(request.id.rpartition("-")[2])
-            seen = self.seen[number]
-            if self.rests > 1 and seen.accepted:
-                self.seen[number] = replace(
-                    seen, local=seen.accepted, offered=None, accepted=0, ends={}, proved=0, compared=0
-                )
+            accepted = self.seen[number_of(request)].accepted
+            if self.rests > 1 and accepted:
+                self.amend(request, local=accepted, offered=None, accepted=0, ends={}, proved=0, compared=0)
             return reply
 
-    assert failed(answers(Leaks(), monkeypatch)) == {"blocks-given-back"}
+    assert failures(Leaks()) == {"blocks-given-back"}
 
 
-def test_a_part_of_a_longer_piece_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_longer_piece_is_no_loss() -> None:
     """Pieces double: of a longer prompt one is kept that the shorter one has a part of."""
 
     class Doubling(Connector):
@@ -509,24 +520,18 @@ def test_a_part_of_a_longer_piece_is_no_loss(monkeypatch: pytest.MonkeyPatch) ->
 
         def _one(self, request: RequestToMake) -> Reply:
             loaded, reply = self.offered(request), super()._one(request)
-            number, most = (
-                int(request.id.rpartition("-")[2]),
-                max(self.ends_of(len(request.tokens)), default=0),
-            )
-            self.seen[number] = replace(self.seen[number], saved=PAIRS * max(0, most - loaded))
+            most = max(self.ends_of(len(request.tokens)), default=0)
+            self.amend(request, saved=PAIRS * max(0, most - loaded))
             return reply
 
     connector, job = Doubling(), Job("preempted", parse("a112*64^ ; a112+ ; a112*12"))
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
-    driver = Driver(connector, Streams(1), connector.look)
-    driver.run([job])
-    what = observed(driver, connector.look(), FACTS, Settings())
+    what = asked(driver_of(connector), connector, [job])
     assert [(one.given, one.taken) for one in what.asked] == [(0, 0), (64, 64), (64, 64)]
-    suite = [one for one in of_suite("quick") if one.id in ("preempted", "whole-units")]
-    assert {one.verdict.answer for one in judged(suite, what)} == {Answer.PROVED}
+    found = verdicts(what)
+    assert found["preempted"].answer is found["whole-units"].answer is Answer.PROVED
 
 
-def test_what_is_asked_before_it_can_be_written_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_before_it_can_be_written_is_no_loss() -> None:
     class SecondUse(Connector):
         """It takes a prompt when it is asked a second time, and writes by the next rest."""
 
@@ -537,9 +542,8 @@ def test_what_is_asked_before_it_can_be_written_is_no_loss(monkeypatch: pytest.M
 
         def _one(self, request: RequestToMake) -> Reply:
             reply = super()._one(request)
-            number = int(request.id.rpartition("-")[2])
             took = len(self.waiting) and self.waiting[-1] is request
-            self.seen[number] = replace(self.seen[number], saved=PAIRS * len(request.tokens) if took else 0)
+            self.amend(request, saved=PAIRS * len(request.tokens) if took else 0)
             return reply
 
         def save(self, request: RequestToMake) -> None:
@@ -553,128 +557,100 @@ def test_what_is_asked_before_it_can_be_written_is_no_loss(monkeypatch: pytest.M
                 super().save(self.waiting.pop())
             return True
 
-    assert not failed(answers(SecondUse(), monkeypatch))
+    assert not failures(SecondUse())
 
 
-def test_what_is_not_compared_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unseen(Connector):
-        def more(self, loaded: int) -> dict[str, Any]:
-            return {}
-
-    found = answers(Unseen(), monkeypatch)
-    assert found["comes-back-equal"] is Answer.NOT_OBSERVED and not failed(found)
+def test_what_is_not_compared_is_not_proved() -> None:
+    found = verdicts(everything(Silent()))
+    assert found["comes-back-equal"].answer is Answer.NOT_OBSERVED and not failed(found)
     # that a transfer was reported as finished is the connector's word
-    assert found["transfers"] is found["lookups-agree"] is Answer.NOT_OBSERVED
+    assert found["transfers"].answer is found["lookups-agree"].answer is Answer.NOT_OBSERVED
 
 
-def test_an_engine_that_ends_is_a_failure_of_what_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dies(Connector):
-        dead = False
-
+def test_an_engine_that_ends_is_a_failure_of_what_ended_it() -> None:
+    class Dies(Dying):
         def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
             self.dead = self.dead or any(len(one.tokens) > 2 * FACTS.budget for one in requests)
             if self.dead:
                 return [Reply(error="HTTP 500") for _ in requests]
             return super().ask(requests, patience)
 
-        def gone(self) -> str:
-            return "RuntimeError: shape mismatch" if self.dead else ""
-
-        def restart(self, other: bool = False) -> None:
-            self.dead = False
-
-    found = answers(Dies(), monkeypatch)
-    assert failed(found) == {"chunked", "nothing-hangs"} and found["concurrent"] is Answer.PROVED
+    found = verdicts(everything(Dies()))
+    assert failed(found) == {"chunked", "nothing-hangs"} and found["concurrent"].answer is Answer.PROVED
 
 
-def test_a_load_that_ends_the_engine_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_ends_the_engine_is_told_once() -> None:
     """Its record is whole, and so what is wrong could be told of all that was loaded."""
 
-    class Dies(Connector):
-        dead = False
-
+    class Dies(Dying):
         def _one(self, request: RequestToMake) -> Reply:
             loaded = self.offered(request)
             reply = super()._one(request)
             if not loaded or len(request.tokens) <= 2 * FACTS.budget:
                 return reply
             self.dead = True
-            number = int(request.id.rpartition("-")[2])
-            self.seen[number] = replace(self.seen[number], ends={LoadEnd.FAILED: loaded * PAIRS}, proved=0)
+            self.amend(request, ends={LoadEnd.FAILED: loaded * PAIRS}, proved=0)
             return Reply(error="HTTP 500")
 
-        def gone(self) -> str:
-            return "RuntimeError: shape mismatch" if self.dead else ""
-
-        def restart(self, other: bool = False) -> None:
-            self.dead = False
-
-    assert failed(answers(Dies(), monkeypatch)) == {"chunked", "nothing-hangs"}
+    assert failures(Dies()) == {"chunked", "nothing-hangs"}
 
 
-def test_an_asynchronous_load_that_never_ends_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NeverTold(Connector):
-        def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
-            return {LoadEnd.NOT_FINISHED: loaded * PAIRS} if loaded else {}
+def with_run(what: Observed, **fields: Any) -> Observed:
+    """As if the analysis of the whole run had found this."""
+    run = SimpleNamespace(**{"engines": (), "async_saves": (), "exceptions": (), **fields})
+    return replace(what, evidence=replace(what.evidence, run=cast(Any, run)))
 
-        def more(self, loaded: int) -> dict[str, Any]:
-            return {"asynchronous": True}
+
+class Asynchronous(Connector):
+    """All that it loads ends in one way."""
+
+    end = LoadEnd.LOADED
+
+    def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
+        return {self.end: loaded * PAIRS} if loaded else {}
+
+    def more(self, loaded: int) -> dict[str, Any]:
+        return {"asynchronous": True}
+
+
+def test_an_asynchronous_load_that_never_ends_is_never_told() -> None:
+    class NeverTold(Asynchronous):
+        end = LoadEnd.NOT_FINISHED
 
         def reply(self, request: RequestToMake, loaded: int) -> Reply:
             return Reply(error="no answer", late=True) if loaded else super().reply(request, loaded)
 
-    what = everything(NeverTold(), monkeypatch)
-    run = cast(Any, SimpleNamespace(engines=(), async_saves=(), exceptions=()))
-    promised = {"finish-told", "nothing-hangs", "transfers"}
-    asked = [one for one in of_suite("quick") if one.id in promised]
-    assert {
-        one.id
-        for one in judged(asked, replace(what, evidence=replace(what.evidence, run=run)))
-        if one.verdict.answer is Answer.FAILED
-    } == promised
+    what = with_run(everything(NeverTold()))
+    for name in ("finish-told", "nothing-hangs", "transfers"):
+        assert verdict_of(name, what).answer is Answer.FAILED, name
 
 
-@pytest.mark.parametrize("end", [LoadEnd.USED_BEFORE, LoadEnd.LOADED])
-def test_an_end_that_is_told_before_it_came_fails(end: LoadEnd, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Early(Connector):
-        def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
-            return {end: loaded * PAIRS} if loaded else {}
-
-        def more(self, loaded: int) -> dict[str, Any]:
-            return {"asynchronous": True}
-
-    what = everything(Early(), monkeypatch)
-    run = cast(Any, SimpleNamespace(engines=(), async_saves=(), exceptions=()))
-    (told,) = (one for one in of_suite("quick") if one.id == "finish-told")
-    verdict = told.judge(what.of(told.id), replace(what, evidence=replace(what.evidence, run=run)))
-    assert verdict.answer is (Answer.FAILED if end is LoadEnd.USED_BEFORE else Answer.PROVED)
+@pytest.mark.parametrize(
+    ("end", "answer"), [(LoadEnd.USED_BEFORE, Answer.FAILED), (LoadEnd.LOADED, Answer.PROVED)]
+)
+def test_an_end_that_is_told_before_it_came_fails(end: LoadEnd, answer: Answer) -> None:
+    connector = Asynchronous()
+    connector.end = end
+    assert verdict_of("finish-told", with_run(everything(connector))).answer is answer
 
 
-def test_a_save_that_is_told_before_it_is_read_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = everything(Connector(), monkeypatch)
+def test_a_save_that_is_told_before_it_is_read_fails() -> None:
     early = SimpleNamespace(request=0, end=SaveEnd.SAVED, early=True)
     requests = pd.DataFrame({"id": ["kvverify-7"]})
-    run = cast(Any, SimpleNamespace(async_saves=(early,), requests=requests))
-    (told,) = (one for one in of_suite("quick") if one.id == "finish-told")
-    verdict = told.judge(what.of(told.id), replace(what, evidence=replace(what.evidence, run=run)))
+    what = with_run(everything(Connector()), async_saves=(early,), requests=requests)
+    verdict = verdict_of("finish-told", what)
     assert verdict.answer is Answer.FAILED and "before they were read" in verdict.says
     assert list(verdict.requests) == ["kvverify-7"]
 
 
-def damaged(
-    connector: Connector, monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None], *met: str
-) -> dict[str, Verdict]:
+def damaged(connector: Connector, act: Callable[[str], None], *met: str) -> dict[str, Verdict]:
     """What is said where the connector's directory is named, of what has to do with it."""
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
     facts = replace(FACTS, store=True, met=frozenset(met))
-    suite = [one for one in of_suite("full") if one.id.startswith("store-") or one.id == "nothing-hangs"]
-    driver = Driver(connector, Streams(1), connector.look, act=act)
-    driver.run([Job(name, workload) for name, workload in workloads(suite, facts)])
-    what = observed(driver, connector.look(), facts, Settings())
-    return {one.id: one.verdict for one in judged(suite, what)}
+    suite = [one for one in FULL if one.id.startswith("store-") or one.id == "nothing-hangs"]
+    return verdicts(asked(driver_of(connector, act), connector, jobs_of(suite, facts), facts), suite)
 
 
-def test_a_store_is_whole_again_before_the_next_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_whole_again_before_the_next_damage() -> None:
     """Else what was to be damaged is not there."""
     acts: list[str] = []
 
@@ -682,15 +658,15 @@ def test_a_store_is_whole_again_before_the_next_damage(monkeypatch: pytest.Monke
         def restart(self, other: bool = False) -> None:
             acts.append("restart")
 
-    found = damaged(Anew(), monkeypatch, acts.append, *STORE_ACTS)
+    found = damaged(Anew(), acts.append, *STORE_ACTS)
     each = [one for act in STORE_ACTS for one in ("restart", RESET, act)]
     assert acts == each[1:]  # a connector may hold on to what the damage before took from it
     assert {verdict.answer for verdict in found.values()} == {Answer.PROVED}
     assert found["store-slow"].says == "of 3 answers each is right all the same, the slowest in 10 ms"
 
 
-def test_what_nothing_met_is_not_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = damaged(Connector(), monkeypatch, lambda act: None, STORE_FULL)
+def test_what_nothing_met_is_not_observed() -> None:
+    found = damaged(Connector(), lambda act: None, STORE_FULL)
     assert found["store-full"].answer is Answer.PROVED
     assert found["store-slow"].answer is Answer.NOT_OBSERVED
     assert found["store-slow"].says == "nothing was seen to open a file there while it was slow"
@@ -705,10 +681,8 @@ class Damaged(Connector):
         self.now = act
 
 
-def test_an_engine_that_ends_by_a_full_store_fails_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Raises(Damaged):
-        dead = False
-
+def test_an_engine_that_ends_by_a_full_store_fails_that() -> None:
+    class Raises(Damaged, Dying):
         def save(self, request: RequestToMake) -> None:
             self.dead = self.now == STORE_FULL
             super().save(request)
@@ -719,16 +693,13 @@ def test_an_engine_that_ends_by_a_full_store_fails_that(monkeypatch: pytest.Monk
         def gone(self) -> str:
             return "OSError: No space left on device" if self.dead else ""
 
-        def restart(self, other: bool = False) -> None:
-            self.dead = False
-
     connector = Raises()
-    found = damaged(connector, monkeypatch, connector.becomes, *STORE_ACTS)
-    assert {name for name, one in found.items() if one.answer is Answer.FAILED} == {"store-full"}
+    found = damaged(connector, connector.becomes, *STORE_ACTS)
+    assert failed(found) == {"store-full"}
     assert any("No space left" in line for line in found["store-full"].evidence)
 
 
-def test_a_damaged_store_is_told_of_no_other_property(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_store_is_told_of_no_other_property() -> None:
     """A file that is deleted under an open handle takes nothing in any more."""
 
     class Open(Damaged):
@@ -745,16 +716,13 @@ def test_a_damaged_store_is_told_of_no_other_property(monkeypatch: pytest.Monkey
             return 0 if self.broken else super().offered(request)
 
     connector, facts = Open(), replace(FACTS, store=True, met=frozenset(STORE_ACTS))
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
-    suite = [one for one in of_suite("full") if one.id not in ("flat", "other-model")]
-    driver = Driver(connector, Streams(1), connector.look, act=connector.becomes)
-    driver.run([Job(name, workload) for name, workload in workloads(suite, facts)])
-    what = observed(driver, connector.look(), facts, Settings())
-    found = {one.id: one.verdict.answer for one in judged(suite, what)}
-    assert not failed(found) and found["restart"] is Answer.PROVED
+    suite = [one for one in FULL if one.id not in ("flat", "other-model")]
+    what = asked(driver_of(connector, connector.becomes), connector, jobs_of(suite, facts), facts)
+    found = verdicts(what, suite)
+    assert not failed(found) and found["restart"].answer is Answer.PROVED
 
 
-def test_what_hooks_take_of_a_damaged_store_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hooks_take_of_a_damaged_store_is_not_counted() -> None:
     """A store that is made slow holds up the step by that alone."""
 
     class Slow(Damaged):
@@ -763,10 +731,7 @@ def test_what_hooks_take_of_a_damaged_store_is_not_counted(monkeypatch: pytest.M
             return replace(super().look(), hook_shares={"save_kv_layer": share})
 
     connector, job = Slow(), Job("store-slow", parse("a96 ; slow a96"))
-    driver = Driver(connector, Streams(1), connector.look, act=connector.becomes)
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
-    driver.run([job])
-    what = observed(driver, connector.look(), FACTS, Settings())
+    what = asked(driver_of(connector, connector.becomes), connector, [job])
     assert what.evidence.hook_shares == {"save_kv_layer": 0.1}
 
 
@@ -781,8 +746,7 @@ def test_a_rest_is_as_long_as_it_helps(
         def offered(self, request: RequestToMake) -> int:
             return super().offered(request) if sum(rested[-2:]) >= comes_after else 0
 
-    connector = Late()
-    driver = Driver(connector, Streams(1), connector.look)
+    driver = driver_of(Late())
     driver.probe(probes(FACTS))
     assert driver.delay == delay
 
@@ -792,157 +756,121 @@ def test_the_unit_of_what_never_comes_back_is_of_what_is_taken() -> None:
     assert taken_unit(cast(Any, seen)) == 64
 
 
-def test_blocks_that_are_never_given_back_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_are_never_given_back_fail() -> None:
     class Holds(Connector):
         def reset(self, patience: float) -> bool | None:
             return False
 
-    assert failed(answers(Holds(), monkeypatch)) == {"blocks-given-back"}
+    assert failures(Holds()) == {"blocks-given-back"}
 
 
-def test_blocks_in_use_hide_whether_it_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Leaks(Connector):
+def test_blocks_in_use_hide_whether_it_transfers() -> None:
+    class Leaks(OffersNothing):
         def reset(self, patience: float) -> bool | None:
             return False
-
-        def offered(self, request: RequestToMake) -> int:
-            return 0
 
         def more(self, loaded: int) -> dict[str, Any]:
             return {"local": 64, "noise": {"layers.0": LayerError(1.0, 1.0)}}
 
-    what = everything(Leaks(), monkeypatch)
-    found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
-    assert failed(found) == {"blocks-given-back"} and found["transfers"] is Answer.NOT_OBSERVED
+    what = everything(Leaks())
+    found = verdicts(what)
+    assert failed(found) == {"blocks-given-back"} and found["transfers"].answer is Answer.NOT_OBSERVED
     assert noise(what) is None  # what the GPU's own cache held may have been loaded
 
 
-def test_a_role_that_never_loads_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Producer(Connector):
-        def offered(self, request: RequestToMake) -> int:
-            return 0
-
-    what = everything(Producer(), monkeypatch)
-    what = replace(what, facts=replace(FACTS, role="kv_producer"))
-    found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
-    assert not failed(found) and found["comes-back-equal"] is Answer.NOT_APPLICABLE
+def test_a_role_that_never_loads_is_no_failure() -> None:
+    what = everything(OffersNothing())
+    found = verdicts(replace(what, facts=replace(FACTS, role="kv_producer")))
+    assert not failed(found) and found["comes-back-equal"].answer is Answer.NOT_APPLICABLE
 
 
-def test_what_a_producer_took_unseen_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unseen(Connector):
-        def offered(self, request: RequestToMake) -> int:
-            return 0
-
+def test_what_a_producer_took_unseen_is_no_failure() -> None:
+    class Unseen(OffersNothing):
         def more(self, loaded: int) -> dict[str, Any]:
             return {"saved": 0, "unseen": 64}
 
-    transfers = [one for one in of_suite("quick") if one.id == "transfers"]
-    what = everything(Unseen(), monkeypatch)
+    what = everything(Unseen())
     for role, answer in (("kv_producer", Answer.NOT_OBSERVED), ("kv_both", Answer.FAILED)):
-        found = judged(transfers, replace(what, facts=replace(FACTS, role=role)))
-        assert found[0].verdict.answer is answer
+        assert verdict_of("transfers", replace(what, facts=replace(FACTS, role=role))).answer is answer
 
 
-def test_a_consumer_with_nothing_to_load_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Consumer(Connector):
-        def save(self, request: RequestToMake) -> None:
-            pass
-
-    what = everything(Consumer(), monkeypatch)
-    what = replace(what, facts=replace(FACTS, role="kv_consumer"))
-    found = {one.id: one.verdict for one in judged(of_suite("quick"), what)}
+def test_a_consumer_with_nothing_to_load_has_proved_nothing() -> None:
+    what = everything(SavesNothing())
+    found = verdicts(replace(what, facts=replace(FACTS, role="kv_consumer")))
     assert found["transfers"].answer is found["comes-back-equal"].answer is Answer.NOT_OBSERVED
     assert "--prefill" in found["transfers"].says
 
 
-def test_a_case_alone_is_judged_by_what_it_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+def test_a_case_alone_is_judged_by_what_it_asked() -> None:
     connector = Connector()
-    driver = Driver(connector, Streams(1), connector.look)
-    driver.run([Job("case", parse("a96 ; a96"))])
-    what = observed(driver, connector.look(), FACTS, Settings())
+    what = asked(driver_of(connector), connector, [Job("case", parse("a96 ; a96"))])
     assert [one.stored for one in what.asked] == [0, 96] and what.asked[1].given == 64
 
 
-def test_the_smallest_case_is_found_while_the_engine_stays_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def smallest_case(connector: Connector, name: str, known: str, patience: float) -> tuple[str, str]:
+    (one,) = [found for found in QUICK if found.id == name]
+    shrinker = Shrinker(driver_of(connector), connector.look, FACTS, Settings(), patience)
+    return shrinker.smallest(one, known)
+
+
+def test_the_smallest_case_is_found_while_the_engine_stays_up() -> None:
     class LongOnly(Connector):
         """What it brings for prompts of 100 tokens and more is wrong."""
 
         def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
             return {LoadEnd.WRONG if loaded >= 96 else LoadEnd.LOADED: loaded * PAIRS} if loaded else {}
 
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
-    connector = LongOnly()
-    driver = Driver(connector, Streams(1), connector.look)
-    (one,) = [found for found in of_suite("quick") if found.id == "comes-back-equal"]
     known = "a200 b200&c200 ; a200 b200&c200"
-    case, says = Shrinker(driver, connector.look, FACTS, Settings(), 15.0).smallest(one, known)
+    case, says = smallest_case(LongOnly(), "comes-back-equal", known, 15.0)
     found = parse(case)
     assert "hold other KV" in says
     assert [len(part.batches) for part in found.rounds] == [1, 1]
     assert {prompt.length for prompt in found.prompts} <= set(range(97, 130))
 
 
-def test_without_a_smaller_one_the_known_case_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
-    connector = Connector()
-    driver = Driver(connector, Streams(1), connector.look)
-    shrinker = Shrinker(driver, connector.look, FACTS, Settings(), 1.0)
-    assert shrinker.smallest(of_suite("quick")[1], "a96 ; a96") == ("", "")
+def test_without_a_smaller_one_the_known_case_stays() -> None:
+    assert smallest_case(Connector(), "comes-back-equal", "a96 ; a96", 1.0) == ("", "")
 
 
-def test_a_pairs_prompts_are_saved_when_the_second_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = answers(Connector(), monkeypatch)
-    assert found["nobody-else"] is Answer.PROVED
-    what = everything(Connector(), monkeypatch)
+def test_a_pairs_prompts_are_saved_when_the_second_is_asked() -> None:
+    what = everything(Connector())
     alone, pair = with_stored(what.asked), with_stored(what.asked, pair=True)
     assert alone[0].stored == alone[0].known == 0
     assert pair[0].stored == pair[0].known == len(pair[0].tokens)
 
 
-def flat(monkeypatch: pytest.MonkeyPatch, **grows: float) -> Answer:
+def flat(**grows: float) -> Answer:
     """The answer of ``flat``, where each new prompt that is saved takes so much more of each."""
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
-    (one,) = [found for found in of_suite("full") if found.id == "flat"]
     connector = Connector()
-    driver = Driver(connector, Streams(1), connector.look)
+    driver = driver_of(connector)
     driver.usage = lambda: {
         name: round(100 + grows.get(name, 0) * len(connector.kept))
         for name in ("memory", "descriptors", "threads")
     }
-    driver.run([Job(name, workload) for name, workload in workloads([one], FACTS)])
-    what = observed(driver, connector.look(), FACTS, Settings())
-    return judged([one], what)[0].verdict.answer
+    jobs = jobs_of([one for one in FULL if one.id == "flat"])
+    return verdict_of("flat", asked(driver, connector, jobs)).answer
 
 
-def test_what_each_save_leaves_open_is_no_flat_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert flat(monkeypatch) is Answer.PROVED
-    assert flat(monkeypatch, descriptors=1) is flat(monkeypatch, threads=1) is Answer.FAILED
-    assert flat(monkeypatch, memory=1 << 20) is Answer.PROVED  # a store in memory grows with what is new
+def test_what_each_save_leaves_open_is_no_flat_line() -> None:
+    assert flat() is Answer.PROVED
+    assert flat(descriptors=1) is flat(threads=1) is Answer.FAILED
+    assert flat(memory=1 << 20) is Answer.PROVED  # a store in memory grows with what is new
 
 
-def test_what_a_restart_forgot_is_no_whole_unit_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_restart_forgot_is_no_whole_unit_that_is_missing() -> None:
     class InMemory(Connector):
         def restart(self, other: bool = False) -> None:
             self.kept.clear()
 
-    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
     connector = InMemory()
-    driver = Driver(connector, Streams(1), connector.look)
-    driver.run([Job("restart", parse("a96 b96 ; restart a96 b96")), Job("repeated", parse("c96 ; c96"))])
-    what = observed(driver, connector.look(), FACTS, Settings())
-    found = {one.id: one.verdict.answer for one in judged(of_suite("full"), what)}
-    assert found["whole-units"] is Answer.PROVED and found["restart"] is Answer.NOT_OBSERVED
-    assert not failed(found)
+    jobs = [Job("restart", parse("a96 b96 ; restart a96 b96")), Job("repeated", parse("c96 ; c96"))]
+    found = verdicts(asked(driver_of(connector), connector, jobs), FULL)
+    assert found["whole-units"].answer is Answer.PROVED
+    assert found["restart"].answer is Answer.NOT_OBSERVED and not failed(found)
     # Of a store whose directory the user named it is a failure, also where nothing else was asked.
-    connector = InMemory()
-    driver = Driver(connector, Streams(1), connector.look)
-    again = next(one.workload for one in of_suite("full") if one.id == "restart")
-    driver.run([Job("restart", parse(again(FACTS)))])
-    what = observed(driver, connector.look(), replace(FACTS, store=True), Settings())
-    assert "restart" in failed({one.id: one.verdict.answer for one in judged(of_suite("full"), what)})
+    connector, facts = InMemory(), replace(FACTS, store=True)
+    jobs = [one for one in jobs_of(FULL) if one.name == "restart"]
+    assert "restart" in failed(verdicts(asked(driver_of(connector), connector, jobs, facts), FULL))
 
 
 def test_a_case_may_name_the_property_that_it_is_of() -> None:
@@ -952,8 +880,7 @@ def test_a_case_may_name_the_property_that_it_is_of() -> None:
         looks_up=True,
     )  # fmt: skip
     evidence = Evidence(cast(Any, engine), {})
-    connector = Connector()
-    driver = Driver(connector, Streams(1), lambda: evidence)
+    driver = Driver(Connector(), Streams(1), lambda: evidence)
     ask(driver, lambda: evidence, "full", "restart: a96 ; restart a96")
     assert [(one.job, one.act) for one in driver.asked] == [("restart", ""), ("restart", "restart")]
     with pytest.raises(VerifyError, match="names no property of suite quick"):
@@ -962,22 +889,22 @@ def test_a_case_may_name_the_property_that_it_is_of() -> None:
         ask(driver, lambda: evidence, "quick", "a96#1 ; a96#2")
 
 
-def test_answers_that_were_compared_with_nothing_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = everything(Connector(), monkeypatch)
-    what = replace(what, asked=[one for one in what.asked if one.given])
-    found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
-    assert found["outputs"] is Answer.NOT_OBSERVED
+def test_answers_that_were_compared_with_nothing_are_not_proved() -> None:
+    what = everything(Connector())
+    found = verdicts(replace(what, asked=[one for one in what.asked if one.given]))
+    assert found["outputs"].answer is Answer.NOT_OBSERVED
+    # nor was any of these preempted or aborted
+    assert found["preempted"].says == "no request was preempted"
+    assert found["aborted"].says.startswith("no request was aborted")
 
 
-def test_answers_on_wrong_kv_that_none_is_known_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = everything(Connector(), monkeypatch)
-    outputs = [one for one in of_suite("quick") if one.id == "outputs"]
-    assert judged(outputs, what)[0].verdict.answer is Answer.PROVED
+def test_answers_on_wrong_kv_that_none_is_known_for() -> None:
+    what = everything(Connector())
     first = next(one for one in what.asked if one.given and one.seen)
     assert first.seen is not None
     wrong = replace(first, tokens=(7,), seen=replace(first.seen, ends={LoadEnd.WRONG: 32 * PAIRS}))
     what = replace(what, asked=[wrong if one is first else one for one in what.asked])
-    assert judged(outputs, what)[0].verdict.answer is Answer.NOT_OBSERVED
+    assert verdict_of("outputs", what).answer is Answer.NOT_OBSERVED
 
 
 def test_a_failures_command_names_property_model_and_store() -> None:
@@ -991,14 +918,11 @@ def test_a_failures_command_names_property_model_and_store() -> None:
     ]  # fmt: skip
 
 
-def test_a_hook_that_fills_the_steps_it_works_in_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    what = everything(Connector(), monkeypatch, share=0.8)
-    hook_share = [one for one in of_suite("quick") if one.id == "hook-share"]
+def test_a_hook_that_fills_the_steps_it_works_in_holds_them_up() -> None:
+    what = replace(everything(Connector()), settings=Settings(share=0.8))
     for share, answer in ((0.6, Answer.PROVED), (0.9, Answer.FAILED)):
-        taken = replace(
-            what, evidence=replace(what.evidence, hook_shares={"save_kv_layer": share, "bind": 0.1})
-        )
-        assert judged(hook_share, taken)[0].verdict.answer is answer
+        taken = replace(what.evidence, hook_shares={"save_kv_layer": share, "bind": 0.1})
+        assert verdict_of("hook-share", replace(what, evidence=taken)).answer is answer
 
 
 def test_a_hooks_share_is_of_the_time_of_all_steps() -> None:

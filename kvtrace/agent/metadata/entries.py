@@ -85,8 +85,8 @@ class Resolver:
             return []
         if part.empty & {0, direction}:
             return [DeclaredEntry(_only(part.ids), direction, 0, field=where)]
-        if (part.ids or part.want & direction) and not part.inside:
-            shape = "a request's id, and not how much of it"
+        if (part.ids or part.want & direction or part.context.entry) and not part.inside:
+            shape = "a request's id, and not how much of it" if part.ids else "an entry of no request"
             self._problem(where or part.name, shape, direction)
             return [DeclaredEntry(_only(part.ids), direction, field=where)]
         if part.hidden is not None and part.want & direction:

@@ -60,6 +60,7 @@ class Context:
         field: its path. label: the nearest name that is one.
         hint: the direction of the nearest name that says one.
         want, deny: directions that the record above orders, or rules out. ids: of its requests.
+        entry: it is an item of a container.
     """
 
     field: str = ""
@@ -71,6 +72,7 @@ class Context:
     depth: int = 0
     child: int = 0
     """Number of the connector inside the connector, 0 for the outer one."""
+    entry: bool = False
 
     def under(self, name: str, part: Node | None = None) -> Context:
         """One level down, in a field of that name; with the ids and the orders of the record it stands in."""
@@ -82,6 +84,7 @@ class Context:
             label=name or self.label,
             hint=0 if word.done else word.direction or self.hint,
             depth=self.depth + 1,
+            entry=False,
         )
         if part is not None:
             inside = replace(inside, ids=tuple(part.ids), want=part.want, deny=part.deny)
@@ -89,7 +92,7 @@ class Context:
 
     def item(self) -> Context:
         """An item of the container that this is."""
-        return replace(self, field=f"{self.field}[]")
+        return replace(self, field=f"{self.field}[]", entry=True)
 
 
 @dataclass
@@ -300,8 +303,8 @@ class Walk:
     def _inside(self, part: Node, name: str, value: Any, kind: FieldShape) -> None:
         context = part.context.under(name, part)
         word = words.read(name)
-        part.inside = True
         if shapes.is_child(value):
+            part.inside = True
             self.metadata(value, part.context.under(name))
         elif word.foreign or words.read(type(value).__name__).foreign:
             return
@@ -315,7 +318,7 @@ class Walk:
             if shapes.may_name_kv(value):
                 self.problem(context.field, shapes.describe(value))
         elif kind is FieldShape.LIST:
-            self._spoke = True
+            self._spoke = part.inside = True
             self._sequence(part, name, shapes.items(value), context)
 
     def _beside(self, part: Node, name: str, fields: list[tuple[str, Any]]) -> None:
@@ -343,6 +346,7 @@ class Walk:
             if request is None:
                 rest.append((key, item))
             elif not (words.read(name).done or words.read(name).foreign or _says_nothing(item)):
+                part.inside = True
                 part.by_request.setdefault(request, []).append((name or context.label, item))
         if not rest:
             return
@@ -352,6 +356,7 @@ class Walk:
             if kinds <= SCALARS:
                 self._beside(part, name, rest)
             else:
+                part.inside = True
                 self._record(rest, context)
         elif kinds <= SCALARS - {FieldShape.ENUM}:
             columns = _columns([[key, item] for key, item in rest])
@@ -363,6 +368,7 @@ class Walk:
             if inner is not None and groups:
                 self._listed(part, name, value, inner)
                 return
+            part.inside = True
             for _, item in rest:
                 self._item(item, context.item(), name)
 
@@ -417,7 +423,7 @@ class Walk:
                 self.problem(context.field, cls)
             self._record(fields, replace(context, depth=context.depth + 1), cls)
         elif kind is FieldShape.MAP:
-            part = Node(replace(context, depth=context.depth + 1), inside=True)
+            part = Node(replace(context, depth=context.depth + 1))
             self._mapping(part, "", item, part.context)
             self._close(part)
         elif kind in (FieldShape.LIST, FieldShape.ARRAY):

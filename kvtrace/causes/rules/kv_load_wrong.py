@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.diagnosis import RuledOut
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rules import kv_misplaced, kv_stale
 from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
 from kvtrace.ledger.contents.compare import ANOTHER_PROMPT, EQUAL, NOT_COMPARED, SAME_PROMPT, TWICE, WRONG
 from kvtrace.terms import Grade
@@ -62,7 +63,6 @@ def rule(case: Case) -> Results:
     if wrong:
         lost = loads.tokens(case, wrong, CAUSE)
         said = " ".join(loads.reasons(wrong, CAUSE))
-        remedies = dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said)
         what = plural(lost, "token") if lost else "Layers of tokens that another finding counts"
         yield loads.finding(
             case,
@@ -74,7 +74,7 @@ def rule(case: Case) -> Results:
                 *loads.reasons_and_places(wrong, CAUSE),
                 *_reused(case),
             ],
-            remedy=[*remedies, CAUSE.remedy],
+            remedy=[*_remedies(case, said), CAUSE.remedy],
             headline="loaded KV is not what its tokens compute to",
         )
     elif reused := _reused(case):
@@ -97,6 +97,14 @@ def rule(case: Case) -> Results:
             f"of {plural(unknown, 'loaded block')} none could be compared with what the same tokens "
             "computed to in this run"
         )
+
+
+def _remedies(case: Case, said: str) -> list[str]:
+    """Where the save side read other slots, what came back was stored so: the key may be right."""
+    stored_so = [rule.CAUSE.id for rule in (kv_misplaced, kv_stale) if case.affected(rule.CAUSE)]
+    if stored_so:
+        return [f"mend {listed(stored_so)} first: a load can give back no better KV than was stored"]
+    return list(dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said))
 
 
 def _reused(case: Case) -> list[str]:

@@ -2,8 +2,8 @@
 
 A loaded block is *proved* where its fingerprint is one of those that earlier requests with the same tokens up
 to its end computed: two computations of the same tokens may differ in their last bits, so it has to be one of
-them, not a certain one. Where no write was seen and the same block of the cache held it before, it proves
-nothing. It is *wrong*
+them, not a certain one. Where no write into it was seen and the same block of the cache held it before, it
+proves nothing. It is *wrong*
 
 - where it is what other tokens computed to, or the same tokens in another place: then it is known whose;
 - where one load put the same KV into two places;
@@ -27,7 +27,7 @@ from typing import NamedTuple
 from kvtrace.ledger.contents.by_layer import ByLayer, Differing
 from kvtrace.ledger.contents.later import Later, held_later
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
-from kvtrace.ledger.contents.unwritten import Places, remaining, unwritten_blocks
+from kvtrace.ledger.contents.unwritten import Places, Written, pairs_written, remaining, unwritten_blocks
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
 from kvtrace.words import plural
@@ -109,14 +109,12 @@ def compare(
     workers: Sequence[Printed],
     requests: Sequence[Request],
     places: Places | None = None,
-    written: Mapping[int, int] = MappingProxyType({}),
+    written: Written = MappingProxyType({}),
 ) -> Contents:
     """Judge every loaded block.
 
     Args:
         workers: all that is printed, of every worker and KV cache group.
-        written: rows of the requests into whose slots something was seen to be written -> in which pairs, a
-            bit each.
     """
     prefixes = _Prefixes(requests)
     wrong: dict[int, list[Wrong]] = defaultdict(list)
@@ -131,7 +129,7 @@ def compare(
         reused |= judge.reused()
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
-            if savers and pairs & ~written.get(block.row, 0) and (pairs, block) in same_before:
+            if savers and (pairs, block) in same_before and pairs & ~pairs_written(written, block):
                 blocks[NOT_COMPARED] += 1
                 continue
             found = None if savers else _found(judge, pairs, block, alone)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed
+from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.slots.tables import Given
 from kvtrace.trace import rows
 
 Run = tuple[int, int, int, int]
 """(step, first place, block at it, count): as in a BLOCKS record."""
+Written = Mapping[int, Sequence[tuple[int, tuple[Interval, ...]]]]
+"""Row of a request -> pairs, a bit each, and positions in whose slots something was seen to be written."""
 
 
 class Places:
@@ -55,14 +58,11 @@ class Places:
 
 
 def unwritten_blocks(
-    printed: Sequence[Printed], places: Places, written: Collection[int]
+    printed: Sequence[Printed], places: Places, written: Written
 ) -> dict[tuple[int, Block], str]:
     """Loaded blocks, with the pairs of their workers, that nothing was written into, and what shows it: they
     hold zeroes, as a KV cache does before it is used, or what the same block of the cache held for other
     positions.
-
-    Args:
-        written: rows of the requests into whose slots something was seen to be written: left out.
     """
     found: dict[tuple[int, Block], str] = {}
     for one in printed:
@@ -74,7 +74,7 @@ def unwritten_blocks(
         for block in sorted(one.blocks, key=lambda block: block.step):
             at = places.block(block.row, one.group, block.start // size, block.step), block.value
             before = held.get(at, set())
-            if block.origin is Origin.LOADED and block.row not in written:
+            if block.origin is Origin.LOADED and not pairs_written(written, block):
                 what = f"tokens {block.start}-{block.end} hold"
                 if block.value == ZEROES and not zeroes:
                     found[one.pairs, block] = f"{what} nothing but zeroes"
@@ -84,6 +84,15 @@ def unwritten_blocks(
                     )
             if at[0] and block.value != ZEROES:
                 held[at].add(block.start)
+    return found
+
+
+def pairs_written(written: Written, block: Block) -> int:
+    """The pairs, a bit each, in which something was seen to be written into a block."""
+    found = 0
+    for pairs, positions in written.get(block.row, ()):
+        if any(start < block.end and end > block.start for start, end in positions):
+            found |= pairs
     return found
 
 

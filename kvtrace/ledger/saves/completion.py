@@ -110,24 +110,24 @@ def _untold(
     workers: Mapping[int, Sequence[Worker]],
     watched: Mapping[tuple[int, str], Watched],
 ) -> set[int]:
-    """Rows of the requests whose KV was copied long ago, of an engine that heard of the end of no save at
-    all: its steps asked again and again."""
+    """Rows of the requests whose KV was copied long ago: for more than twice as long as any save of that
+    engine took, its steps asked again and again since."""
     found: set[int] = set()
-    heard = {save.engine for save in saves if save.done or save.ranks}
-    copied: dict[int, tuple[int, int]] = {}  # row -> how long the copy took, when it was over
-    for save in saves:
-        seen = [watched[one.key].slots.reads.get(save.row, ()) for one in workers.get(save.engine, ())]
-        last = [max(touch.t for touch in touches) for touches in seen if touches]
-        if save.engine not in heard and last and len(last) == len(seen):
-            copied[save.row] = (max(0, max(last) - save.opened), max(save.opened, *last))
-    longest = max((took for took, _ in copied.values()), default=0)
-    for save in saves:
-        if save.row not in copied:
-            continue
-        over = copied[save.row][1] + longest + AFTER_NS
-        later = [watched[one.key].ran.began_t for one in workers[save.engine]]
-        if all(int((begun > over).sum()) >= ASKED for begun in later):
-            found.add(save.row)
+    for engine, own in grouped(saves, lambda save: save.engine):
+        ranks = workers.get(engine, ())
+        copied: dict[int, int] = {}  # row -> when the copy was over
+        longest = 0
+        for save in own:
+            seen = [watched[one.key].slots.reads.get(save.row, ()) for one in ranks]
+            last = [max(touch.t for touch in touches) for touches in seen if touches]
+            over = max(last) if last and len(last) == len(seen) else 0
+            longest = max(longest, max(over, save.done) - save.opened)
+            if over and not save.done and not save.ranks:
+                copied[save.row] = max(save.opened, over)
+        steps = [watched[one.key].ran.began_t for one in ranks]
+        for row, over in copied.items():
+            if all(int((begun > over + 2 * longest + AFTER_NS).sum()) >= ASKED for begun in steps):
+                found.add(row)
     return found
 
 
