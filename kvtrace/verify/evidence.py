@@ -44,7 +44,8 @@ class RequestSeen:
     Attributes:
         local: in the engine's own prefix cache; offered: by the connector (None: not asked, or never said);
             accepted: of these, by the scheduler.
-        ends: token-layers of what was accepted, by how they ended.
+        ends: token-layers of what was accepted, by how they ended; once more of what a preempted request was
+            to load anew, and did not.
         proved: token-layers that came back as they were computed.
         reasons: what was seen of those that did not, by their end.
         saved: token-layers that the connector stored, those included that it removed since; in_hand: that it
@@ -139,6 +140,7 @@ def _read(directory: Path) -> Evidence:
     scans = [one for path in spool_paths(directory) if (one := _scan(path)) is not None]
     errors = _errors(scans)
     loads = {load.request: load for load in run.load_rows}
+    again = {one.request: one for one in run.lost_again}
     in_hand, gone = _ended(run, _IN_HAND), _ended(run, (SaveEnd.LOST_LATER,))
     unseen = run.base[run.base["outcome"] == NOT_OBSERVED].groupby("request")["prompt"].sum().to_dict()
     seen: dict[int, list[RequestSeen]] = defaultdict(list)
@@ -159,9 +161,9 @@ def _read(directory: Path) -> Evidence:
                 load.accepted if load else 0,
                 load.asynchronous if load else False,
                 engine.pairs if engine else 0,
-                dict(load.ends) if load else {},
+                _with_again(load.ends, again[row].ends if row in again else {}) if load else {},
                 load.proved if load else 0,
-                dict(load.reasons) if load else {},
+                {**load.reasons, **(again[row].reasons if row in again else {})} if load else {},
                 one.saved + gone[row], one.chunks, one.preemptions, one.status, one.finished,
                 _by_layer([fact for fact in of_blocks if fact.loaded]),
                 _by_layer([fact for fact in of_blocks if not fact.loaded]),
@@ -179,6 +181,11 @@ def _read(directory: Path) -> Evidence:
     for scanned in scans:
         shares |= {name: max(shares.get(name, 0.0), share) for name, share in _hook_shares(scanned).items()}
     return Evidence(engines[-1] if engines else None, dict(seen), run, shares)
+
+
+def _with_again(first: Mapping[LoadEnd, int], again: Mapping[LoadEnd, int]) -> dict[LoadEnd, int]:
+    """The ends of a load, and those of what a preempted request was to load anew."""
+    return {end: first.get(end, 0) + again.get(end, 0) for end in (*first, *again)}
 
 
 def _hook_shares(scanned: SpoolScan) -> dict[str, float]:

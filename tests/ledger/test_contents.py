@@ -506,12 +506,19 @@ def test_wrong_blocks_are_a_fault_with_whose_they_are(tmp_path: Path) -> None:
     assert "kv-verified" not in {one.id for one in said.ruled_out}
 
 
-@pytest.mark.parametrize(("accounted", "whole"), [(8192, True), (4096, False)])
-def test_other_numbers_of_the_same_size_are_said_to_be(tmp_path: Path, accounted: int, whole: bool) -> None:
+@pytest.mark.parametrize(
+    ("came", "accounted", "whole"),
+    [(8192, 8192, True), (8192, 4096, True), (8192, 0, False), (4096, 0, False)],
+)
+def test_other_numbers_of_the_same_size_are_said_to_be(
+    tmp_path: Path, came: int, accounted: int, whole: bool
+) -> None:
+    """Fewer bits take fewer bytes, whatever else comes to rest beside them."""
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [95, 96, 97, 9]).run()
-    outside = (OutsideBytes("spool", 1, 8192, 8192, 8192, accounted, 64),)
+    outside = (OutsideBytes("spool", 1, 8192, came, came, accounted, 64),)
     (found,) = (one for one in diagnose(replace(run, outside=outside)).findings if one.id == "kv-altered")
     assert ("as many bytes came to rest as were read" in found.title) is whole
+    assert ("order of dimensions" in found.remedy[0]) is whole
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.case import MAX_EVENTS
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, Event, LoadEnd, Results
+from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
@@ -25,7 +27,8 @@ CAUSE = Cause(
         "blocks of the cache held for other positions before, no write was seen, and they still held it when "
         "they were looked at some steps later, where that could be done. Or, likewise, some layers of the "
         "blocks do, and a layer below them does not, though the block had other tokens before: that layer "
-        "was left out."
+        "was left out. Or a request that was let in anew after a preemption, with tokens accepted from the "
+        "connector: none of their slots, or not all, were written."
     ),
     remedy=(
         "Look at start_load_kv for what it passes over: a key that is not in the store, though the lookup "
@@ -35,6 +38,11 @@ CAUSE = Cause(
         "the blocks in get_block_ids_with_load_errors."
     ),
     load_ends=(LoadEnd.NOT_WRITTEN,),
+)
+
+_RESUMED = (
+    "let build_connector_meta look at requests that are resumed, too: they stand in scheduled_cached_reqs "
+    "(resumed_req_ids), not in scheduled_new_reqs"
 )
 
 
@@ -48,9 +56,28 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{plural(tokens, 'token')} accepted from the connector never reached the layers "
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
-            evidence=loads.reasons_and_places(lost, CAUSE),
+            evidence=[*loads.reasons_and_places(lost, CAUSE), *_again(case)],
             headline=f"{plural(tokens, 'accepted token')} never written into the layers",
         )
+        return
+    if again := case.run.lost_again:
+        who = plural(len({one.request for one in again}), "preempted request")
+        yield case.finding(
+            CAUSE,
+            f"What {who} was to load anew never reached the layers: attention ran over what was there.",
+            tokens=0, share=0.0, requests=len({one.request for one in again}), grade=Grade.READ,
+            evidence=_again(case),
+            events=[
+                Event(
+                    case.requests[one.request].id,
+                    one.step,
+                    f"let in anew: {plural(one.tokens, 'token')} accepted from the connector",
+                )
+                for one in again[:MAX_EVENTS]
+            ],
+            remedy=[_RESUMED, CAUSE.remedy],
+            headline=f"what {who} was to load anew never reached the layers",
+        )  # fmt: skip
         return
     measured = [row for row in accepted if row.measured]
     if measured and all(row.measured and loads.came(case, row) for row in accepted):
@@ -64,3 +91,18 @@ def rule(case: Case) -> Results:
             f"{of_all(len(accepted) - len(measured), len(accepted), 'load')}: threads, native code, or not "
             "sampled"
         )
+
+
+def _again(case: Case) -> list[str]:
+    """What preempted requests were to load anew, which the ledger of loads does not count."""
+    again = case.run.lost_again
+    if not again:
+        return []
+    tokens = sum(one.tokens for one in again)
+    said = dict.fromkeys(line for one in again for lines in one.reasons.values() for line in lines)
+    return [
+        f"of {plural(tokens, 'token')} accepted for requests that were preempted and let in anew "
+        f"({count(len(again))} times) not all came; the ledger of loads counts a prompt once, by its first "
+        "admission",
+        *list(said)[:1],
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval
@@ -96,3 +97,15 @@ class LoadOf(Before, Arrived, AskedLoad):
     def shared(self) -> int:
         """Leading tokens of what was looked up that an earlier prompt of this run begins with."""
         return min(self.alike, self.prompt)
+
+
+class LostAgain(NamedTuple):
+    """A load that a request was let in anew for after a preemption, and that did not come. ``tokens``: that
+    were accepted; ``ends``: token-layers of them that were seen not to be written."""
+
+    request: int  # row in Run.requests
+    engine: int
+    step: int
+    tokens: int
+    ends: Mapping[LoadEnd, int]
+    reasons: Mapping[LoadEnd, tuple[str, ...]]

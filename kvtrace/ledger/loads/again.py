@@ -1,0 +1,78 @@
+"""Loads of requests that were preempted and let in anew. The ledger of loads counts a prompt once, by its
+first admission: what a later one was to bring, and did not, stands beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.loads.accepted import Accepted
+from kvtrace.ledger.loads.decide import LoadContents, judge
+from kvtrace.ledger.loads.outcome import AskedLoad, LostAgain
+from kvtrace.ledger.loads.seen import Failed, LoadsSeen
+from kvtrace.ledger.loads.steps_seen import LoadEvidence
+from kvtrace.ledger.loads.synchronous import look_in_step
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.run import Engine
+from kvtrace.ledger.steps import Array
+
+_NEVER_CAME = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY)
+
+
+def accepted_again(requests: Sequence[Request], engines: Mapping[int, Engine]) -> list[Accepted]:
+    """The loads of later admissions that a step waits for, of engines with a connector."""
+    return [
+        one
+        for row, request in enumerate(requests)
+        if request.preemptions and request.engine in engines
+        for one in _of_request(row, request)
+    ]
+
+
+def _of_request(row: int, request: Request) -> Iterator[Accepted]:
+    counted = request.looked_up
+    for one in request.lookups:
+        chunk = next((chunk for chunk in request.chunks if chunk.step >= one.step), None)
+        if counted is None or one.t <= counted.t or one.asynchronous or chunk is None:
+            continue
+        taken = min(one.accepted or 0, chunk.start - one.local)
+        if taken > 0:
+            asked = AskedLoad(
+                row, request.id, request.engine, one.local + taken, one.step, one.local, one.answer, taken
+            )
+            yield Accepted(asked, request)
+
+
+def steps_of(accepted: Sequence[Accepted]) -> Array:
+    return np.array(sorted({one.asked.step for one in accepted}), dtype=np.int64)
+
+
+def lost_again(
+    accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen
+) -> list[LostAgain]:
+    """What of these loads was seen not to be written, but for steps in which blocks were reported as failed:
+    vLLM computes those anew."""
+    reported = _reported(seen.found)
+    found = []
+    for one in accepted:
+        asked, engine = one.asked, engines[one.asked.engine]
+        gathered = look_in_step(one, engine, seen, Failed())
+        if asked.step in reported or not gathered.measured:
+            continue
+        arrived = judge(asked.positions, gathered, LoadContents(), engine)
+        ends = Counter[LoadEnd]()
+        for parts, pairs in arrived.lost.items():
+            for start, stop, end in parts:
+                ends[end] += (stop - start) * pairs.bit_count() if end in _NEVER_CAME else 0
+        if +ends:
+            found.append(
+                LostAgain(asked.request, asked.engine, asked.step, asked.accepted, +ends, arrived.reasons)
+            )
+    return found
+
+
+def _reported(found: LoadEvidence) -> set[int]:
+    return {report.step for reports in found.errors.values() for report in reports}
