@@ -132,8 +132,8 @@ def rule(case: Case) -> Results:
 
 
 _REMEDY_UNSURE = (
-    "First see whether the earlier save is in the store: it was seen to be offered or read, and not to come "
-    "to rest (kvtrace verify looks at that)."
+    "First see whether the earlier save is in the store: that it was offered or read was seen, whether it "
+    "came to rest was not (kvtrace verify looks at that)."
 )
 
 

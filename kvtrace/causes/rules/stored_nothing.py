@@ -93,9 +93,9 @@ def _finding(case: Case) -> Finding:
         ),
         headline=headline,
         remedy=[
-            "look at what save_kv_layer does with the metadata: an early return, an empty slot mapping, a "
-            "filter by rank or layer; in a wrapper, whether save_kv_layer and bind_connector_metadata are "
-            "passed on",
+            "look at what save_kv_layer, or wait_for_save, does with the metadata: an early return (at a "
+            "limit, too), an empty slot mapping, a filter by rank or layer; in a wrapper, whether these and "
+            "bind_connector_metadata are passed on",
             "where a thread copies later, keep the blocks until it is done (request_finished returns True): "
             "else it reads what another request has in them by then",
             "nothing to fix where the worker found the key in a store from before this run",

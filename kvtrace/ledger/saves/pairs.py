@@ -343,10 +343,11 @@ def _out_of_windows(watched: Watched, engine: Engine) -> Iterator[tuple[int, Rea
 
 
 def reads_of(touch: Touch, worker: Worker, caught: Caught) -> Iterator[Read]:
-    """A touch as reads; ``pairs`` are the worker's layers."""
+    """A touch as reads; ``pairs`` are the worker's layers. Whose tokens one stands for that came too late for
+    another request is not known."""
     read = Read(
         touch.step, touch.columns, touch.positions, touch.stale, touch.account, touch.sent_to,
-        other=bool(touch.late_for),
+        blind=Blind.OTHER_SLOTS if touch.late_for else Blind.NO,
     )  # fmt: skip
     layers = enumerate(worker.kv_layers) if caught.facts else ()
     failed = sum(1 << layer for layer, name in layers if caught.at(touch.step, name)) & touch.columns
