@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
             ("saves: read and not named", "read:unnamed", _made(f"{_LEDGER}.saves.unnamed:Unnamed")),
             ("saves: sizes at rest", "read:accounts", _made(f"{_LEDGER}.slots.accounts:Accounts")),
             ("saves: given away", "reported:given_away", lambda *_: frozenset()),
-            ("loads: of resumed requests", "read:follow_again", _nothing),
+            ("loads: of resumed requests", "read:follow_resumed", _nothing),
             ("contents: fingerprints", "read:compare", _made(f"{_LEDGER}.contents.compare:Contents")),
             (
                 "contents: layers of loaded blocks",

@@ -43,7 +43,7 @@ def of_engines(run: Run, engines: Sequence[Engine]) -> Run:
             if row.engine == engine.tag
         ),
         load_rows=[row for row in run.load_rows if row.engine in tags],
-        lost_again=[one for one in run.lost_again if one.engine in tags],
+        lost_resumed=[one for one in run.lost_resumed if one.engine in tags],
         async_saves=[save for save in run.async_saves if save.request in here],
     )
 

@@ -21,7 +21,7 @@ from kvtrace.ledger.contents.unwritten import Places, Written
 from kvtrace.ledger.coverage import CoverageTables, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unfinished
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.loads.book import ask, balance, follow, follow_again
+from kvtrace.ledger.loads.book import ask, balance, follow, follow_resumed
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.rest_file import RestFile, read_rest_file
@@ -172,7 +172,7 @@ def _books(
         requests=_request_table(requests, saves.requests, reported.clients(scans)),
         entries=saves.entries, lost=saves.lost, base=saves.base,
         loads=loads_sum, load_rows=loads,
-        lost_again=follow_again(requests, engines, scans, seen.executed, slots),
+        lost_resumed=follow_resumed(requests, engines, scans, seen.executed, slots),
         in_common=in_common(requests),
         compared=contents.blocks, reused_wrong=contents.reused,
         total=saves.total,

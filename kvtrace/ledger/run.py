@@ -18,7 +18,7 @@ import pandas as pd
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.device import DeviceTotals
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
-from kvtrace.ledger.loads.outcome import LoadOf, LostAgain
+from kvtrace.ledger.loads.outcome import LoadOf, LostResumed
 from kvtrace.ledger.run_file import RunFile
 from kvtrace.ledger.states.outcome import States
 from kvtrace.ledger.stuck_file import StuckFile
@@ -524,7 +524,7 @@ class Run:
     start_failures: Sequence[StartFailure] = ()
     """Why an engine never came up, the innermost processes only."""
     load_rows: Sequence[LoadOf] = ()
-    lost_again: Sequence[LostAgain] = ()
+    lost_resumed: Sequence[LostResumed] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""
     in_common: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Row of a request -> (digest, tokens) of the beginnings that another prompt of the run has too."""

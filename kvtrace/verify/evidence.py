@@ -140,7 +140,7 @@ def _read(directory: Path) -> Evidence:
     scans = [one for path in spool_paths(directory) if (one := _scan(path)) is not None]
     errors = _errors(scans)
     loads = {load.request: load for load in run.load_rows}
-    again = {one.request: one for one in run.lost_again}
+    resumed = {one.request: one for one in run.lost_resumed}
     in_hand, gone = _ended(run, _IN_HAND), _ended(run, (SaveEnd.LOST_LATER,))
     unseen = run.base[run.base["outcome"] == NOT_OBSERVED].groupby("request")["prompt"].sum().to_dict()
     seen: dict[int, list[RequestSeen]] = defaultdict(list)
@@ -161,9 +161,9 @@ def _read(directory: Path) -> Evidence:
                 load.accepted if load else 0,
                 load.asynchronous if load else False,
                 engine.pairs if engine else 0,
-                _with_again(load.ends, again[row].ends if row in again else {}) if load else {},
+                _with_resumed(load.ends, resumed[row].ends if row in resumed else {}) if load else {},
                 load.proved if load else 0,
-                {**load.reasons, **(again[row].reasons if row in again else {})} if load else {},
+                {**load.reasons, **(resumed[row].reasons if row in resumed else {})} if load else {},
                 one.saved + gone[row], one.chunks, one.preemptions, one.status, one.finished,
                 _by_layer([fact for fact in of_blocks if fact.loaded]),
                 _by_layer([fact for fact in of_blocks if not fact.loaded]),
@@ -183,9 +183,9 @@ def _read(directory: Path) -> Evidence:
     return Evidence(engines[-1] if engines else None, dict(seen), run, shares)
 
 
-def _with_again(first: Mapping[LoadEnd, int], again: Mapping[LoadEnd, int]) -> dict[LoadEnd, int]:
+def _with_resumed(first: Mapping[LoadEnd, int], resumed: Mapping[LoadEnd, int]) -> dict[LoadEnd, int]:
     """The ends of a load, and those of what a preempted request was to load anew."""
-    return {end: first.get(end, 0) + again.get(end, 0) for end in (*first, *again)}
+    return {end: first.get(end, 0) + resumed.get(end, 0) for end in (*first, *resumed)}
 
 
 def _hook_shares(scanned: SpoolScan) -> dict[str, float]:

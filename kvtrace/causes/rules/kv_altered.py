@@ -44,8 +44,8 @@ def rule(case: Case) -> Results:
 
 
 _LAYOUT = (
-    "ask kvtrace verify by how much they differ: rounding is a small part of the numbers; where it is more, "
-    "compare the order of dimensions in which KV is written with that in which it is read back"
+    "Ask kvtrace verify by how much they differ. Rounding is a small part of the numbers; where it is more, "
+    "compare the order of dimensions in which KV is written with that in which it is read back."
 )
 
 

@@ -101,7 +101,7 @@ def rule(case: Case) -> Results:
 
 def _remedies(case: Case, said: str) -> list[str]:
     """Where the save side read other slots, what came back was stored so: the key may be right."""
-    stored_so = [rule.CAUSE.id for rule in (kv_misplaced, kv_stale) if case.affected(rule.CAUSE)]
+    stored_so = [one.CAUSE.id for one in (kv_misplaced, kv_stale) if case.affected(one.CAUSE)]
     if stored_so:
         return [f"mend {listed(stored_so)} first: a load can give back no better KV than was stored"]
     return list(dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said))

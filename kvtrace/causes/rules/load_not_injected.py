@@ -56,24 +56,24 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{plural(tokens, 'token')} accepted from the connector never reached the layers "
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
-            evidence=[*loads.reasons_and_places(lost, CAUSE), *_again(case)],
+            evidence=[*loads.reasons_and_places(lost, CAUSE), *_resumed(case)],
             headline=f"{plural(tokens, 'accepted token')} never written into the layers",
         )
         return
-    if again := case.run.lost_again:
-        who = plural(len({one.request for one in again}), "preempted request")
+    if resumed := case.run.lost_resumed:
+        who = plural(len({one.request for one in resumed}), "preempted request")
         yield case.finding(
             CAUSE,
             f"What {who} was to load anew never reached the layers: attention ran over what was there.",
-            tokens=0, share=0.0, requests=len({one.request for one in again}), grade=Grade.READ,
-            evidence=_again(case),
+            tokens=0, share=0.0, requests=len({one.request for one in resumed}), grade=Grade.READ,
+            evidence=_resumed(case),
             events=[
                 Event(
                     case.requests[one.request].id,
                     one.step,
                     f"let in anew: {plural(one.tokens, 'token')} accepted from the connector",
                 )
-                for one in again[:MAX_EVENTS]
+                for one in resumed[:MAX_EVENTS]
             ],
             remedy=[_RESUMED, CAUSE.remedy],
             headline=f"what {who} was to load anew never reached the layers",
@@ -93,16 +93,16 @@ def rule(case: Case) -> Results:
         )
 
 
-def _again(case: Case) -> list[str]:
+def _resumed(case: Case) -> list[str]:
     """What preempted requests were to load anew, which the ledger of loads does not count."""
-    again = case.run.lost_again
-    if not again:
+    resumed = case.run.lost_resumed
+    if not resumed:
         return []
-    tokens = sum(one.tokens for one in again)
-    said = dict.fromkeys(line for one in again for lines in one.reasons.values() for line in lines)
+    tokens = sum(one.tokens for one in resumed)
+    said = dict.fromkeys(line for one in resumed for lines in one.reasons.values() for line in lines)
     return [
         f"of {plural(tokens, 'token')} accepted for requests that were preempted and let in anew "
-        f"({count(len(again))} times) not all came; the ledger of loads counts a prompt once, by its first "
+        f"({count(len(resumed))} times) not all came; the ledger of loads counts a prompt once, by its first "
         "admission",
         *list(said)[:1],
     ]

@@ -10,11 +10,11 @@ import numpy as np
 from kvtrace.ledger.contents.compare import Contents
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted, asked_for
-from kvtrace.ledger.loads.again import accepted_again, lost_again, steps_of
 from kvtrace.ledger.loads.asynchronous import look_meanwhile
 from kvtrace.ledger.loads.decide import LoadContents, judge
 from kvtrace.ledger.loads.misses import explain
-from kvtrace.ledger.loads.outcome import Arrived, AskedLoad, Before, LoadOf, LostAgain
+from kvtrace.ledger.loads.outcome import Arrived, AskedLoad, Before, LoadOf, LostResumed
+from kvtrace.ledger.loads.resumed import accepted_resumed, lost_resumed, steps_of
 from kvtrace.ledger.loads.seen import Failed, LoadsSeen
 from kvtrace.ledger.loads.steps_seen import evidence
 from kvtrace.ledger.loads.steps_seen import written as wrote_files
@@ -84,22 +84,22 @@ def follow(
     return arrived
 
 
-def follow_again(
+def follow_resumed(
     requests: Sequence[Request],
     engines: Sequence[Engine],
     scans: Sequence[SpoolScan],
     executed: Mapping[tuple[int, str], Executed],
     slots: Mapping[tuple[int, str], Slots],
-) -> list[LostAgain]:
+) -> list[LostResumed]:
     """What requests that were let in anew were to load, and was seen not to come. Arguments as of
     :func:`follow`."""
     by_tag = _with_connector(engines)
-    accepted = accepted_again(requests, by_tag)
+    accepted = accepted_resumed(requests, by_tag)
     if not accepted:
         return []
     written = Written(slots, executed, hides_writes(scans), hides_writes(scans, UNRECORDED))
     found = evidence(scans, _workers(engines), steps_of(accepted))
-    return lost_again(accepted, by_tag, LoadsSeen(found, executed, Counter(), written))
+    return lost_resumed(accepted, by_tag, LoadsSeen(found, executed, Counter(), written))
 
 
 def _caught(accepted: Accepted, caught: Mapping[int, Sequence[str]]) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class LoadOf(Before, Arrived, AskedLoad):
         return min(self.alike, self.prompt)
 
 
-class LostAgain(NamedTuple):
+class LostResumed(NamedTuple):
     """A load that a request was let in anew for after a preemption, and that did not come. ``tokens``: that
     were accepted; ``ends``: token-layers of them that were seen not to be written."""
 

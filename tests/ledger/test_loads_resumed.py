@@ -45,11 +45,9 @@ def resumed(folder: Path, written: int, failed: int = 0, asynchronous: bool = Fa
 
 
 @pytest.mark.parametrize(("written", "end"), [(0, LoadEnd.NOT_WRITTEN), (32, LoadEnd.PARTLY)])
-def test_what_a_resumed_request_was_to_load_and_did_not_is_a_fault(
-    tmp_path: Path, written: int, end: LoadEnd
-) -> None:
+def test_a_resumed_load_that_never_came_is_a_fault(tmp_path: Path, written: int, end: LoadEnd) -> None:
     run = resumed(tmp_path, written)
-    (lost,) = run.lost_again
+    (lost,) = run.lost_resumed
     assert (lost.request, lost.tokens, lost.ends) == (1, TAKEN, {end: (TAKEN - written) * LAYERS})
     (found,) = (one for one in diagnose(run).findings if one.id == "load-not-injected")
     assert (found.severity, found.requests, found.tokens) == ("fault", 1, 0)
@@ -66,5 +64,5 @@ def test_what_a_resumed_request_was_to_load_and_did_not_is_a_fault(
 )
 def test_a_resumed_request_that_got_its_kv_is_no_fault(tmp_path: Path, more: dict[str, int]) -> None:
     run = resumed(tmp_path, **more)
-    assert not run.lost_again
+    assert not run.lost_resumed
     assert "load-not-injected" not in {one.id for one in diagnose(run).findings}

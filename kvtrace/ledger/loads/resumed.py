@@ -11,7 +11,7 @@ import numpy as np
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import LoadContents, judge
-from kvtrace.ledger.loads.outcome import AskedLoad, LostAgain
+from kvtrace.ledger.loads.outcome import AskedLoad, LostResumed
 from kvtrace.ledger.loads.seen import Failed, LoadsSeen
 from kvtrace.ledger.loads.steps_seen import LoadEvidence
 from kvtrace.ledger.loads.synchronous import look_in_step
@@ -22,7 +22,7 @@ from kvtrace.ledger.steps import Array
 _NEVER_CAME = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY)
 
 
-def accepted_again(requests: Sequence[Request], engines: Mapping[int, Engine]) -> list[Accepted]:
+def accepted_resumed(requests: Sequence[Request], engines: Mapping[int, Engine]) -> list[Accepted]:
     """The loads of later admissions that a step waits for, of engines with a connector."""
     return [
         one
@@ -50,9 +50,9 @@ def steps_of(accepted: Sequence[Accepted]) -> Array:
     return np.array(sorted({one.asked.step for one in accepted}), dtype=np.int64)
 
 
-def lost_again(
+def lost_resumed(
     accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen
-) -> list[LostAgain]:
+) -> list[LostResumed]:
     """What of these loads was seen not to be written, but for steps in which blocks were reported as failed:
     vLLM computes those anew."""
     reported = _reported(seen.found)
@@ -69,7 +69,7 @@ def lost_again(
                 ends[end] += (stop - start) * pairs.bit_count() if end in _NEVER_CAME else 0
         if +ends:
             found.append(
-                LostAgain(asked.request, asked.engine, asked.step, asked.accepted, +ends, arrived.reasons)
+                LostResumed(asked.request, asked.engine, asked.step, asked.accepted, +ends, arrived.reasons)
             )
     return found
 
