@@ -110,8 +110,8 @@ def _untold(
     workers: Mapping[int, Sequence[Worker]],
     watched: Mapping[tuple[int, str], Watched],
 ) -> set[int]:
-    """Rows of the requests whose KV was copied long ago: for more than twice as long as any save of that
-    engine took, its steps asked again and again since."""
+    """Rows of the requests whose KV was copied long ago: longer than any save of that engine took, its steps
+    asked again and again since. Where it heard of ends, twice as long: they do not all take the same time."""
     found: set[int] = set()
     for engine, own in grouped(saves, lambda save: save.engine):
         ranks = workers.get(engine, ())
@@ -124,9 +124,10 @@ def _untold(
             longest = max(longest, max(over, save.done) - save.opened)
             if over and not save.done and not save.ranks:
                 copied[save.row] = max(save.opened, over)
+        patience = longest * (2 if any(save.done for save in own) else 1) + AFTER_NS
         steps = [watched[one.key].ran.began_t for one in ranks]
         for row, over in copied.items():
-            if all(int((begun > over + 2 * longest + AFTER_NS).sum()) >= ASKED for begun in steps):
+            if all(int((begun > over + patience).sum()) >= ASKED for begun in steps):
                 found.add(row)
     return found
 
