@@ -21,7 +21,7 @@ from kvtrace.ledger.contents.unwritten import Places, Written
 from kvtrace.ledger.coverage import CoverageTables, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unfinished
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.loads.book import ask, balance, follow, follow_resumed
+from kvtrace.ledger.loads.book import ask, ask_resumed, balance, follow, follow_resumed, look
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.rest_file import RestFile, read_rest_file
@@ -148,7 +148,9 @@ def _books(
     prints = printed(engines, scans, requests, {one.asked.request: one.asked.positions for one in accepted})
     contents = compare(prints, requests, _places(seen.given), _written(engines, watched))
     slots = {key: one.slots for key, one in watched.items()}
-    arrived = follow(accepted, engines, scans, seen.executed, slots, contents)
+    resumed = ask_resumed(requests, engines)
+    looked = look([*accepted, *resumed], engines, scans, seen.executed, slots)
+    arrived = follow(accepted, engines, scans, looked, contents)
     evidence = SaveEvidence(
         executed=seen.executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
         unequal=contents.unequal(row for row, one in arrived.items() if one.other_kv),
@@ -172,7 +174,7 @@ def _books(
         requests=_request_table(requests, saves.requests, reported.clients(scans)),
         entries=saves.entries, lost=saves.lost, base=saves.base,
         loads=loads_sum, load_rows=loads,
-        lost_resumed=follow_resumed(requests, engines, scans, seen.executed, slots),
+        lost_resumed=follow_resumed(resumed, engines, looked),
         in_common=in_common(requests),
         compared=contents.blocks, reused_wrong=contents.reused,
         total=saves.total,

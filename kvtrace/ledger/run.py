@@ -524,8 +524,9 @@ class Run:
     start_failures: Sequence[StartFailure] = ()
     """Why an engine never came up, the innermost processes only."""
     load_rows: Sequence[LoadOf] = ()
-    lost_resumed: Sequence[LostResumed] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""
+    lost_resumed: Sequence[LostResumed] = ()
+    """Beside it: what requests that were let in anew after a preemption were to load, and did not."""
     in_common: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Row of a request -> (digest, tokens) of the beginnings that another prompt of the run has too."""
     stuck: StuckFile = field(default_factory=StuckFile)

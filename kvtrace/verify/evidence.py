@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtrace.grouped import grouped
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
+from kvtrace.ledger.loads.outcome import LoadOf, LostResumed
 from kvtrace.ledger.read import read_run
 from kvtrace.ledger.run import Engine, Run
 from kvtrace.ledger.scan import SpoolScan, scan
@@ -140,7 +142,7 @@ def _read(directory: Path) -> Evidence:
     scans = [one for path in spool_paths(directory) if (one := _scan(path)) is not None]
     errors = _errors(scans)
     loads = {load.request: load for load in run.load_rows}
-    resumed = {one.request: one for one in run.lost_resumed}
+    resumed = dict(grouped(run.lost_resumed, lambda one: one.request))
     in_hand, gone = _ended(run, _IN_HAND), _ended(run, (SaveEnd.LOST_LATER,))
     unseen = run.base[run.base["outcome"] == NOT_OBSERVED].groupby("request")["prompt"].sum().to_dict()
     seen: dict[int, list[RequestSeen]] = defaultdict(list)
@@ -151,6 +153,7 @@ def _read(directory: Path) -> Evidence:
         load = loads.get(row)
         if number is None:
             continue
+        ends, reasons = _ends_of(load, *resumed.get(row, ()))
         of_blocks = errors.get(one.id, ())
         engine = by_tag.get(one.engine)
         seen[int(number[1])].append(
@@ -161,9 +164,9 @@ def _read(directory: Path) -> Evidence:
                 load.accepted if load else 0,
                 load.asynchronous if load else False,
                 engine.pairs if engine else 0,
-                _with_resumed(load.ends, resumed[row].ends if row in resumed else {}) if load else {},
+                ends,
                 load.proved if load else 0,
-                {**load.reasons, **(resumed[row].reasons if row in resumed else {})} if load else {},
+                reasons,
                 one.saved + gone[row], one.chunks, one.preemptions, one.status, one.finished,
                 _by_layer([fact for fact in of_blocks if fact.loaded]),
                 _by_layer([fact for fact in of_blocks if not fact.loaded]),
@@ -183,9 +186,16 @@ def _read(directory: Path) -> Evidence:
     return Evidence(engines[-1] if engines else None, dict(seen), run, shares)
 
 
-def _with_resumed(first: Mapping[LoadEnd, int], resumed: Mapping[LoadEnd, int]) -> dict[LoadEnd, int]:
-    """The ends of a load, and those of what a preempted request was to load anew."""
-    return {end: first.get(end, 0) + resumed.get(end, 0) for end in (*first, *resumed)}
+def _ends_of(
+    *loads: LoadOf | LostResumed | None,
+) -> tuple[dict[LoadEnd, int], dict[LoadEnd, tuple[str, ...]]]:
+    """The ends of a request's loads together, and what was seen of them."""
+    ends, reasons = Counter[LoadEnd](), dict[LoadEnd, tuple[str, ...]]()
+    for one in loads:
+        if one is not None:
+            ends.update(one.ends)
+            reasons |= one.reasons
+    return dict(ends), reasons
 
 
 def _hook_shares(scanned: SpoolScan) -> dict[str, float]:

@@ -11,31 +11,35 @@ from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.trace.format import Flag
+from kvtrace.verify.evidence import read
 
 LAYERS, PROMPT, TAKEN = 2, 128, 96
 
 
-def resumed(folder: Path, written: int, failed: int = 0, asynchronous: bool = False) -> Run:
+def resumed(
+    folder: Path, written: int, failed: int = 0, asynchronous: bool = False, b: str = "b", times: int = 1
+) -> Run:
     """``b`` is computed, preempted, and let in anew with tokens from the connector, of which ``written`` are
     written. What ``a`` loads shows that writes are seen."""
     sim = Sim(folder, layers=LAYERS, kv_blocks=64)
-    for request, answer in (("a", TAKEN), ("b", 0)):
-        sim.arrive(Prompt(request, PROMPT, digest=ord(request)))
+    for request, answer in (("a", TAKEN), (b, 0)):
+        sim.arrive(Prompt(request, PROMPT, digest=len(request) + ord(request[0])))
         sim.grow(request, PROMPT)
         sim.lookup(request, 0, answer, answer)
         sim.step([Chunk(request, answer, PROMPT - answer, first=True)], prompts={request: PROMPT})
         if answer:
             sim.write_kv(request, 0, answer)
-    sim.preempt("b", PROMPT)
-    sim.free("b")
-    sim.grow("b", PROMPT, resumed=True)
-    sim.lookup("b", 0, TAKEN, TAKEN, int(Flag.ASYNC) if asynchronous else 0)
-    step = sim.step([Chunk("b", TAKEN, PROMPT - TAKEN, resumed=True)], prompts={"b": PROMPT})
-    if written:
-        sim.write_kv("b", 0, written)
-    if failed:
-        sim.load_errors(0, step, failed)
-    for request in "ab":
+    for _ in range(times):
+        sim.preempt(b, PROMPT)
+        sim.free(b)
+        sim.grow(b, PROMPT, resumed=True)
+        sim.lookup(b, 0, TAKEN, TAKEN, int(Flag.ASYNC) if asynchronous else 0)
+        step = sim.step([Chunk(b, TAKEN, PROMPT - TAKEN, resumed=True)], prompts={b: PROMPT})
+        if written:
+            sim.write_kv(b, 0, written)
+        if failed:
+            sim.load_errors(0, step, failed)
+    for request in ("a", b):
         sim.finish(request, PROMPT)
     sim.write()
     run = read_run(folder)
@@ -66,3 +70,10 @@ def test_a_resumed_request_that_got_its_kv_is_no_fault(tmp_path: Path, more: dic
     run = resumed(tmp_path, **more)
     assert not run.lost_resumed
     assert "load-not-injected" not in {one.id for one in diagnose(run).findings}
+
+
+def test_verify_counts_each_load_that_a_resumed_request_lost(tmp_path: Path) -> None:
+    resumed(tmp_path, written=0, b="kvverify-7", times=2)
+    seen = read([tmp_path]).of(7)
+    assert seen is not None and seen.lost(LoadEnd.NOT_WRITTEN) == 2 * TAKEN * LAYERS
+    assert seen.reasons[LoadEnd.NOT_WRITTEN]

@@ -61,11 +61,12 @@ def rule(case: Case) -> Results:
         )
         return
     if resumed := case.run.lost_resumed:
-        who = plural(len({one.request for one in resumed}), "preempted request")
+        rows = {one.request for one in resumed}
+        who = plural(len(rows), "preempted request")
         yield case.finding(
             CAUSE,
             f"What {who} was to load anew never reached the layers: attention ran over what was there.",
-            tokens=0, share=0.0, requests=len({one.request for one in resumed}), grade=Grade.READ,
+            tokens=0, share=0.0, requests=len(rows), grade=Grade.READ,
             evidence=_resumed(case),
             events=[
                 Event(

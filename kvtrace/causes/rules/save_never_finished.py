@@ -13,8 +13,8 @@ CAUSE = Cause(
     meaning="An asynchronous save whose completion never came back, or came from some ranks only.",
     seen_as=(
         "request_finished kept the blocks, and no completion of the request: three saves that began later "
-        "are done, or 60 s went by, or 5 s after some ranks were done, or, after its copy, twice "
-        "what any one took. What the end of the trace cuts off is pending."
+        "are done, or 60 s went by, or 5 s after some ranks were done, or, after its copy, longer than any "
+        "save took (twice that where some ended). What the end of the trace cuts off is pending."
     ),
     remedy="Look at get_finished: every rank must report the request, also when its transfer failed.",
     save_ends=(SaveEnd.NOT_FINISHED,),

@@ -14,9 +14,9 @@ from kvtrace.ledger.loads.asynchronous import look_meanwhile
 from kvtrace.ledger.loads.decide import LoadContents, judge
 from kvtrace.ledger.loads.misses import explain
 from kvtrace.ledger.loads.outcome import Arrived, AskedLoad, Before, LoadOf, LostResumed
-from kvtrace.ledger.loads.resumed import accepted_resumed, lost_resumed, steps_of
+from kvtrace.ledger.loads.resumed import accepted_resumed, lost_in
 from kvtrace.ledger.loads.seen import Failed, LoadsSeen
-from kvtrace.ledger.loads.steps_seen import evidence
+from kvtrace.ledger.loads.steps_seen import LoadEvidence, evidence
 from kvtrace.ledger.loads.steps_seen import written as wrote_files
 from kvtrace.ledger.loads.synchronous import failures, look_in_step
 from kvtrace.ledger.loads.written import Written
@@ -47,28 +47,45 @@ def ask(requests: Sequence[Request], engines: Sequence[Engine]) -> tuple[list[As
     return asked, [Accepted(one, requests[one.request]) for one in asked if one.accepted]
 
 
-def follow(
+def ask_resumed(requests: Sequence[Request], engines: Sequence[Engine]) -> list[Accepted]:
+    """The loads that requests were let in anew for: beside those of :func:`ask`."""
+    return accepted_resumed(requests, _with_connector(engines))
+
+
+def look(
     accepted: Sequence[Accepted],
     engines: Sequence[Engine],
     scans: Sequence[SpoolScan],
     executed: Mapping[tuple[int, str], Executed],
     slots: Mapping[tuple[int, str], Slots],
-    contents: Contents,
-) -> dict[int, Arrived]:
-    """What of the accepted loads got into the layers, by the request's row.
+) -> LoadsSeen:
+    """What the spools say of the steps of these loads.
 
     Args:
         executed: what each worker (Worker.key) ran.
         slots: what each worker touched.
     """
-    if not accepted:
-        return {}
-    by_tag = _with_connector(engines)
-    synchronous = [one for one in accepted if not one.asked.asynchronous]
     written = Written(slots, executed, hides_writes(scans), hides_writes(scans, UNRECORDED))
-    found = evidence(scans, _workers(engines), _load_steps(accepted))
-    seen = LoadsSeen(found, executed, Counter(one.asked.step for one in synchronous), written)
-    failed = failures(synchronous, by_tag, seen)
+    found = LoadEvidence({}, {}, {})  # where nothing was accepted, no spool is read for it
+    if accepted:
+        found = evidence(scans, _workers(engines), _load_steps(accepted))
+    return LoadsSeen(found, executed, Counter(one.asked.step for one in _synchronous(accepted)), written)
+
+
+def _synchronous(accepted: Sequence[Accepted]) -> list[Accepted]:
+    return [one for one in accepted if not one.asked.asynchronous]
+
+
+def follow(
+    accepted: Sequence[Accepted],
+    engines: Sequence[Engine],
+    scans: Sequence[SpoolScan],
+    seen: LoadsSeen,
+    contents: Contents,
+) -> dict[int, Arrived]:
+    """What of the accepted loads got into the layers, by the request's row."""
+    by_tag = _with_connector(engines)
+    failed = failures(_synchronous(accepted), by_tag, seen)
     caught = caught_in_loading(swallowed(scans))
     arrived = {}
     for one in accepted:
@@ -85,21 +102,10 @@ def follow(
 
 
 def follow_resumed(
-    requests: Sequence[Request],
-    engines: Sequence[Engine],
-    scans: Sequence[SpoolScan],
-    executed: Mapping[tuple[int, str], Executed],
-    slots: Mapping[tuple[int, str], Slots],
+    resumed: Sequence[Accepted], engines: Sequence[Engine], seen: LoadsSeen
 ) -> list[LostResumed]:
-    """What requests that were let in anew were to load, and was seen not to come. Arguments as of
-    :func:`follow`."""
-    by_tag = _with_connector(engines)
-    accepted = accepted_resumed(requests, by_tag)
-    if not accepted:
-        return []
-    written = Written(slots, executed, hides_writes(scans), hides_writes(scans, UNRECORDED))
-    found = evidence(scans, _workers(engines), steps_of(accepted))
-    return lost_resumed(accepted, by_tag, LoadsSeen(found, executed, Counter(), written))
+    """What requests that were let in anew were to load, and was seen not to come."""
+    return lost_in(resumed, _with_connector(engines), seen)
 
 
 def _caught(accepted: Accepted, caught: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
@@ -160,7 +166,7 @@ def _workers(engines: Sequence[Engine]) -> list[Worker]:
 
 
 def _load_steps(accepted: Sequence[Accepted]) -> Array:
-    steps = {one.asked.step for one in accepted if not one.asked.asynchronous}
+    steps = {one.asked.step for one in _synchronous(accepted)}
     steps |= {entry.step for one in accepted for entry in one.request.load_entries}
     steps |= {step for one in accepted if one.asked.asynchronous for step in one.window()}
     return np.array(sorted(steps), dtype=np.int64)

@@ -6,18 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import LoadContents, judge
 from kvtrace.ledger.loads.outcome import AskedLoad, LostResumed
 from kvtrace.ledger.loads.seen import Failed, LoadsSeen
-from kvtrace.ledger.loads.steps_seen import LoadEvidence
 from kvtrace.ledger.loads.synchronous import look_in_step
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Engine
-from kvtrace.ledger.steps import Array
 
 _NEVER_CAME = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY)
 
@@ -46,16 +42,12 @@ def _of_request(row: int, request: Request) -> Iterator[Accepted]:
             yield Accepted(asked, request)
 
 
-def steps_of(accepted: Sequence[Accepted]) -> Array:
-    return np.array(sorted({one.asked.step for one in accepted}), dtype=np.int64)
-
-
-def lost_resumed(
+def lost_in(
     accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen
 ) -> list[LostResumed]:
     """What of these loads was seen not to be written, but for steps in which blocks were reported as failed:
     vLLM computes those anew."""
-    reported = _reported(seen.found)
+    reported = {report.step for reports in seen.found.errors.values() for report in reports}
     found = []
     for one in accepted:
         asked, engine = one.asked, engines[one.asked.engine]
@@ -72,7 +64,3 @@ def lost_resumed(
                 LostResumed(asked.request, asked.engine, asked.step, asked.accepted, +ends, arrived.reasons)
             )
     return found
-
-
-def _reported(found: LoadEvidence) -> set[int]:
-    return {report.step for reports in found.errors.values() for report in reports}
