@@ -225,6 +225,15 @@ def test_tokens_that_no_background_copy_took_were_not_read(tmp_path: Path, also:
     assert alike(sim) == {(0, 64): fate}
 
 
+def test_tokens_read_in_the_background_a_step_later_are_saved(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.finish("a", 64)
+    sim.step([], tokens=1)
+    sim.read("a", 0, 64, hook="", step=step)
+    assert alike(sim) == {(0, 64): SAVED}
+
+
 @pytest.mark.parametrize(("steps", "fate"), [(1, NOTHING), (2, UNSEEN)])
 def test_an_unread_step_says_nothing_where_copies_come_later(tmp_path: Path, steps: int, fate: str) -> None:
     """Of the steps behind a watched one only the next is known to be watched."""
@@ -295,6 +304,15 @@ def test_a_whole_prefix_that_is_read_again_with_each_chunk(tmp_path: Path) -> No
     assert alike(sim) == {(0, 96): SAVED}
 
 
+def test_a_prompt_that_was_read_once_it_was_computed_in_full(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    for start in (0, 32):
+        prefill(sim, "a", start, start + 32, of=64)
+    sim.read("a", 0, 64, hook="wait_for_save")
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): SAVED}
+
+
 def test_decode_tokens_that_were_read(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 30)
@@ -347,6 +365,29 @@ def test_what_the_prefix_cache_gave_is_a_hit(tmp_path: Path, named: int, fates: 
         sim.finish(request, 64)
     assert alike(sim, "a") == {(0, 64): SAVED}
     assert alike(sim, "b") == fates
+
+
+def test_a_preempted_request_that_was_read_in_both_its_lives(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 32, [entry("a", 0, 32)], of=64)
+    sim.read("a", 0, 32)
+    sim.preempt("a", 32)
+    sim.free("a")
+    sim.step([Chunk("a", 0, 64, first=True, resumed=True)], [entry("a", 32, 64)], prompts={"a": 64})
+    sim.read("a", 32, 64)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): SAVED}
+
+
+def test_an_unwatched_step_where_stores_stand_in_no_metadata(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "w", 0, 32)
+    sim.read("w", 0, 32)
+    sim.finish("w", 32)
+    sim.watching = 0
+    prefill(sim, "a", 0, 64)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): UNSEEN}
 
 
 # --------------------------------------------------------------------------- steps without a watch
@@ -643,6 +684,15 @@ def test_the_null_block_alone_pads_steps_that_store_nothing(tmp_path: Path) -> N
     assert alike(sim, "c") == {(0, 32): SAVED}
 
 
+def test_the_next_layer_is_read_with_each_one(tmp_path: Path) -> None:
+    """Layer 1 is read in layer 0's hook, before it is computed; layer 0 in no one's."""
+    sim = cache(tmp_path)
+    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64, layers=[1], t=sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]])
+    sim.finish("a", 64)
+    assert by_pair(sim)[1] == {(0, 64): STALE}
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_block_read_before_its_new_holders_layer_is_not_old(tmp_path: Path, named: bool) -> None:
     """Each hook reads the next layer, too early. The block still holds what another request computed into it,
@@ -670,6 +720,19 @@ def test_a_unit_that_is_read_as_it_begins_to_fill_is_stale(tmp_path: Path) -> No
     prefill(sim, "a", 40, 64)
     sim.finish("a", 64)
     assert alike(sim) == {(0, 40): SAVED, (40, 64): STALE}
+
+
+def test_blocks_read_after_they_went_to_another_request(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    first = int(Flag.FIRST)
+    sim.give("a", [5, 6], flags=first)
+    step = prefill(sim, "a", 0, 32, [entry("a", 0, 32)])
+    sim.finish("a", 32)
+    sim.give("b", [5, 6], flags=first)
+    prefill(sim, "b", 0, 32)
+    sim.touch_all(range(80, 112), hook="", step=step)
+    sim.finish("b", 32)
+    assert set(alike(sim).values()) <= {NOTHING, MISPLACED}
 
 
 def _copies_a_step_late(sim: Sim, requests: str) -> None:

@@ -85,6 +85,10 @@ def test_a_set_of_slots_is_read_from_its_name(text: str, wanted: SlotSet) -> Non
     assert parse(text) == wanted
 
 
+def test_slots_touched_in_part_are_not_counted() -> None:
+    assert parse("8+4/16+1").slots == 4
+
+
 # --------------------------------------------------------------------------------- block tables
 
 
