@@ -7,9 +7,10 @@
 Needs a CUDA device and a Python with vLLM, its torch and transformers, and what kvtrace needs: numpy, pandas,
 rich, typer (`pip install --target DIR pandas rich typer` where there is a network, then PYTHONPATH=DIR); a C
 compiler and Python's headers for Triton; no network, and kvtrace need not be installed. A tiny model is made
-on the spot. Three parts, each with a time budget of its own: the cases (`scripts/gpu/cases.py`: graph mode x
+on the spot. Four parts, each with a time budget of its own: the cases (`scripts/gpu/cases.py`: graph mode x
 connector x attention backend), each a real engine under `kvtrace run`; device times against torch's profiler
-over the same steps; and traced against untraced engines, in turns, at batch 1 and 64. What fails or finds no
+over the same steps; the agent's time of a step by its parts (`scripts/step_parts.py`); and traced against
+untraced engines, in turns, at batch 1 and 64. What fails or finds no
 time stands in the JSON; the rest stays. Exit code 0 where all is as it must be, 1 where not, 2 where it
 cannot run here.
 """
@@ -43,13 +44,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from gpu.cases import BLOCK_STEPS, OP, SAVE, Case, matrix  # noqa: E402
 from gpu.judge import compare, judge, ratios  # noqa: E402
 
-SHARES = {"cases": 0.6, "profile": 0.15, "ratio": 0.25}  # of the seconds
+SHARES = {"cases": 0.5, "profile": 0.12, "parts": 0.13, "ratio": 0.25}  # of the seconds
 JOBS = 4
 FULL = ("--device-timing", "full")
 WAYS: dict[str, tuple[str, ...] | None] = {
-    "default": (), "budget": ("--budget", "2%"), "untraced": None,
+    "default": (), "budget": ("--budget", "2%"), "first": ("--watch", "first"), "untraced": None,
 }  # fmt: skip
-"""Of the ratio's engines: options of `kvtrace run`."""
+"""Of the ratio's engines: options of `kvtrace run`. "first" shows steps that are not watched."""
 BATCHES = (1, 64)
 CASE_SECONDS = 150
 """A case that hangs must not take the others' time."""
@@ -253,16 +254,39 @@ def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
 
 
 def run_profile(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
-    process, folder = runner.start("profile", case, "profile", FULL)
-    try:
-        process.wait(max(1.0, deadline - time.monotonic()))
-        result, _ = outcome(folder)
+    def of(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
         seen = in_window(folder / "run", result["profile"]["window"])
         problems = compare(result["profile"], seen, runner.device)
         return {
-            "case": case.name, "ok": not problems, "problems": problems, "profiler": result["profile"],
+            "ok": not problems, "problems": problems, "profiler": result["profile"],
             "trace": seen, "vllm": result["vllm"], "torch": result["torch"],
         }  # fmt: skip
+
+    return run_alone(runner, "profile", case, FULL, deadline, of)
+
+
+def run_parts(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
+    """µs of a step, of which few are watched."""
+
+    def of(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+        return {"ok": True, "problems": [], "parts": result["parts"]}
+
+    return run_alone(runner, "parts", case, WAYS["first"], deadline, of)
+
+
+def run_alone(
+    runner: Runner,
+    job: str,
+    case: Case,
+    options: Sequence[str] | None,
+    deadline: float,
+    of: Callable[[Path, dict[str, Any]], dict[str, Any]],
+) -> dict[str, Any]:
+    """One engine that does this job, and what ``of`` makes of its folder and result."""
+    process, folder = runner.start(job, case, job, options)
+    try:
+        process.wait(max(1.0, deadline - time.monotonic()))
+        return {"case": case.name, **of(folder, outcome(folder)[0])}
     except subprocess.TimeoutExpired:
         return {"ok": False, "problems": ["cut off: no time left"], "log": log_tail(folder)}
     except (OSError, ValueError, KeyError) as error:
@@ -372,6 +396,7 @@ def check(runner: Runner, cases: list[Case], name: str, seconds: float, out: Pat
     jobs: dict[str, Callable[[float], Any]] = {
         "cases": lambda deadline: run_cases(runner, cases, deadline, lambda rows: keep("cases", rows)),
         "profile": lambda deadline: run_profile(runner, shown, deadline),
+        "parts": lambda deadline: run_parts(runner, typical, deadline),
         "ratio": lambda deadline: run_ratio(runner, typical, deadline),
     }
     for part in parts:

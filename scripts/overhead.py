@@ -116,7 +116,7 @@ def child(model: str, store: str, batch: int, how: str) -> None:
         }
         print(json.dumps(figures), file=figures_go_to, flush=True)
     if how == PARTS:
-        (OUT / "parts.txt").write_text("\n".join(step_parts.table()) + "\n")
+        (OUT / "parts.txt").write_text("\n".join(step_parts.table(step_parts.medians())) + "\n")
 
 
 def start(name: str, model: Path, batch: int, watch: str, how: str = "") -> Engine:

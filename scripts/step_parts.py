@@ -1,6 +1,6 @@
 """Where the agent's share of a step goes: each part clocked, without the parts that it calls.
 
-For an in-process engine under `kvtrace run`: :func:`clock_parts` before vLLM is imported, :func:`table` in
+For an in-process engine under `kvtrace run`: :func:`clock_parts` before vLLM is imported, :func:`medians` in
 the end. What is generated for each layer (hooks and ops without more to say) is in no part: its cost is that
 of a record (`scripts/hook_cost.py`).
 """
@@ -13,7 +13,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 AGENT = "kvtrace.agent"
@@ -156,17 +156,23 @@ def _calibrate() -> tuple[float, float]:
     return inside - bare / rounds, (both - bare) / rounds - inside + bare / rounds
 
 
-def table() -> Iterator[str]:
-    """µs a step by part, the median over the steps of a kind."""
+def medians() -> dict[str, dict[str, float]]:
+    """By kind of step, how many there were and each part's µs a step: the median over the steps."""
+    return {
+        kind: {"steps": len(steps), **{part: _median(part, steps) for part in PARTS}}
+        for kind, steps in _steps.items()
+    }
+
+
+def _median(part: str, steps: Sequence[Mapping[str, float]]) -> float:
+    return statistics.median([step.get(part, 0.0) / 1000 for step in steps] or [0.0])
+
+
+def table(found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """The lines to print, of what :func:`medians` found."""
+    sums = {kind: sum(found[kind][part] for part in PARTS) for kind in KINDS}
     yield f"{'µs a step':36}" + "".join(f"{kind:>22}" for kind in KINDS)
-    yield f"{'steps':36}" + "".join(f"{len(_steps[kind]):>22}" for kind in KINDS)
-    sums = dict.fromkeys(KINDS, 0.0)
+    yield f"{'steps':36}" + "".join(f"{found[kind]['steps']:>22}" for kind in KINDS)
     for part in PARTS:
-        cells = []
-        for kind in KINDS:
-            values = [step.get(part, 0.0) / 1000 for step in _steps[kind]]
-            middle = statistics.median(values) if values else 0.0
-            sums[kind] += middle
-            cells.append(f"{middle:22.1f}")
-        yield f"{part:36}" + "".join(cells)
+        yield f"{part:36}" + "".join(f"{found[kind][part]:22.1f}" for kind in KINDS)
     yield f"{'all of them':36}" + "".join(f"{sums[kind]:22.1f}" for kind in KINDS)

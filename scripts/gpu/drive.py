@@ -1,7 +1,8 @@
 """One engine of `scripts/gpu_check.py`, in a process of its own: `drive.py SPEC`, a JSON file.
 
-`job` of the spec: `case` generates once, `profile` again under torch's profiler, `blocks` generates one
-block for each line on stdin and answers with its seconds. What it found goes to the spec's `result` file.
+`job` of the spec: `case` generates once, `profile` again under torch's profiler, `parts` some blocks with the
+agent's parts clocked, `blocks` one block for each line on stdin, answered with its seconds. What it found
+goes to the spec's `result` file.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import step_parts
+
 from gpu.cases import BLOCK_STEPS, OP, OWN, SAVE_RANGE
 
 HOST_BYTES = 256 << 20
+PARTS_BLOCKS = 20
+NEED_PREFIX_CACHE = ("SimpleCPUOffloadConnector",)
+"""Connectors that switch themselves off without the engine's own prefix cache."""
 
 
 def engine(spec: dict[str, Any]) -> Any:
@@ -41,7 +47,7 @@ def engine(spec: dict[str, Any]) -> Any:
         block_size=32 if cpu else 16,
         gpu_memory_utilization=0.2,
         kv_cache_memory_bytes=256 << 20,
-        enable_prefix_caching=False,
+        enable_prefix_caching=spec["connector"] in NEED_PREFIX_CACHE,
         disable_log_stats=True,
         seed=0,
         kv_transfer_config=transfer_config(spec),
@@ -77,8 +83,9 @@ def answers(llm: Any, batch: int, seed: int, output: int) -> list[Any]:
 
 def given_back(llm: Any) -> int:
     """Tokens that the engine did not compute when the same prompts came once more. Its own prefix cache is
-    off: the connector gave them."""
+    off, or emptied: the connector gave them."""
     generate(llm, 1, 2, 4)  # steps in which what was saved comes to its end
+    llm.reset_prefix_cache()
     return sum(int(one.num_cached_tokens or 0) for one in answers(llm, 4, 0, 12))
 
 
@@ -110,9 +117,15 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's own prints must not mix with the answers
+    if spec["job"] == "parts":
+        step_parts.clock_parts()  # before vLLM is imported
     llm = engine(spec)
     result: dict[str, Any] = {}
-    if spec["job"] == "blocks":
+    if spec["job"] == "parts":
+        for number in range(PARTS_BLOCKS):
+            generate(llm, 8, number, BLOCK_STEPS)
+        result["parts"] = step_parts.medians()
+    elif spec["job"] == "blocks":
         print("ready", file=out, flush=True)
         for number, line in enumerate(sys.stdin):
             began = time.perf_counter()
