@@ -27,25 +27,34 @@ class BudgetAccount:
         self._credit = credit
         self._saved = float(credit)
         self._cost = float(cost)
+        self._busy = 0
+        """ns that passed since the account was last asked: few steps ask."""
 
     def take(self) -> bool:
         """Whether the step that begins is to be timed."""
-        return self._always or self._saved >= self._cost
+        return self.holds(self._cost)
 
     def holds(self, cost: float) -> bool:
         """Whether the account holds that many ns."""
+        self._pay_in()
         return self._always or self._saved >= cost
 
     def passed(self, busy: int) -> None:
         """A step took ``busy`` ns of host time."""
-        self._saved += busy * self._budget
+        self._busy += busy
+
+    def _pay_in(self) -> None:
+        self._saved += self._busy * self._budget
+        self._busy = 0
         if self._cost or self._credit:
             self._saved = min(self._saved, max(self._cost * _MOST_SAVED, self._credit))
 
     def spent(self, cost: int) -> None:
         """Timing took ``cost`` ns of host time."""
+        self._pay_in()
         self._saved -= cost
 
     def learned(self, cost: int) -> None:
         """A timed step is done with and took ``cost`` ns in all (paid for by :meth:`spent`)."""
+        self._pay_in()
         self._cost = cost if not self._cost else self._cost + (cost - self._cost) * _SMOOTH

@@ -47,7 +47,7 @@ def origin_here() -> WorkOrigin | None:
     """For what the calling thread works: a hook on its stack, or what it was handed; None for neither."""
     if HERE.origin is not None:
         return HERE.origin
-    if not frames.WRAPPERS:
+    if not frames.any_known():
         return None
     running = frames.innermost(sys._getframe(2))
     if running is None:

@@ -145,7 +145,7 @@ def wrap_factory(module: ModuleType) -> None:
 
     code = getattr(create_connector, "__code__", None)
     if code is not None:
-        frames.WRAPPERS[code] = ("create_connector", 0)
+        frames.know(code, ("create_connector", 0))
     factory.create_connector = classmethod(create_connector)
 
 

@@ -134,7 +134,7 @@ def _general(connector: Any, shadow: Any, hooked: Hooked, passed: Passed) -> Cal
         record(t0, clock(), its(self), result, *given)
         return result
 
-    frames.WRAPPERS[wrapper.__code__] = None
+    frames.know(wrapper.__code__)
     functools.update_wrapper(wrapper, getattr(type(connector), name) if shadow is None else shadow)
     if shadow is not None:
         _show_bound(wrapper, shadow)
@@ -175,7 +175,7 @@ def _ending(wrapper: Callable[..., Any], hooked: Hooked) -> Callable[..., Any]:
         finally:
             PRINTS.ends()
 
-    frames.WRAPPERS[shutdown.__code__] = None
+    frames.know(shutdown.__code__)
     return functools.update_wrapper(shutdown, wrapper)
 
 
@@ -212,7 +212,7 @@ def _generated(
     made = generate(function, _TEMPLATE, names, needed, fills)
     if made is None:
         return None
-    frames.WRAPPERS[made.__code__] = (hook.name, hooked.index)
+    frames.know(made.__code__, (hook.name, hooked.index))
     compiled = _compiled_call(hooked, passed, point)
     if compiled is None:
         return made
@@ -220,7 +220,7 @@ def _generated(
     names |= {"_kvt_begun": AGENT.compiled.begun, "_kvt_otherwise": made}
     faster = generate(function, _COMPILED, names, needed, fills)
     if faster is not None:
-        frames.WRAPPERS[faster.__code__] = (hook.name, hooked.index)
+        frames.know(faster.__code__, (hook.name, hooked.index))
     return faster or made
 
 

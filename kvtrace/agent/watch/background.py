@@ -33,7 +33,7 @@ from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace.facts import Limit
 
 _MOST_ITEMS = 1 << 16
-_MOST_CODES = 4096
+_MOST_FILES = 4096
 _ATTRIBUTE = "_kvtrace_origin"
 _installed = False
 _on = False
@@ -204,7 +204,7 @@ def _asks(queue: int) -> Work | None:
             return work
         if work is None:
             caller = sys._getframe(2)
-            index = _owner_of_code(caller.f_code)
+            index = _owner_of(caller.f_code.co_filename)
             if (
                 index
                 and threading.current_thread() is not threading.main_thread()
@@ -371,8 +371,8 @@ _PLACES: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
 
 # --- whose function -----------------------------------------------------------------------------------
 
-_codes: dict[CodeType, tuple[int, int]] = {}
-"""Code -> (state of the owners, index of the connector whose it is, 0 for none)."""
+_files: dict[str, tuple[int, int]] = {}
+"""File of code -> (state of the owners, index of the connector whose it is, 0 for none)."""
 
 
 def _code_of(function: Any) -> CodeType | None:
@@ -397,14 +397,13 @@ def _file_of(function: Any) -> str:
 
 
 def _owner(function: Any) -> int:
-    code = _code_of(function)
-    return 0 if code is None else _owner_of_code(code)
+    return _owner_of(_file_of(function))
 
 
-def _owner_of_code(code: CodeType) -> int:
-    known = _codes.get(code)
+def _owner_of(file: str) -> int:
+    known = _files.get(file)
     if known is None or known[0] != owners.generation():
-        if len(_codes) >= _MOST_CODES:
-            _codes.clear()
-        known = _codes[code] = owners.generation(), owners.index_of(code.co_filename)
+        if len(_files) >= _MOST_FILES:
+            _files.clear()
+        known = _files[file] = owners.generation(), owners.index_of(file)
     return known[1]
