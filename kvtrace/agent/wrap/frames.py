@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 from kvtrace.agent.wrap.hooked import Hooked
 
 _wrappers: dict[int, tuple[CodeType, tuple[str, int] | None]] = {}
-"""``id`` of a wrapper's code -> that code, and (hook, index of the connector), or None where the frame's variable
-``hooked`` says both. Not by the code itself: two that say the same are equal, and its hash takes in all of its
-instructions."""
+"""``id`` of a wrapper's code -> that code, and (hook, index of the connector), or None where the frame's
+variable ``hooked`` says both. Not by the code itself: two that say the same are equal, and its hash takes in
+all of its instructions."""
 _MAX_DEPTH = 400
 _ENGINE = ("/vllm/v1/engine/", "/vllm/v1/executor/")
 """Folders of code that calls hooks and that no hook calls."""
