@@ -226,7 +226,8 @@ def run_cases(
 
 
 def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
-    """The trace's own view of the attention op and of save_kv_layer between two host times."""
+    """The trace's own view of the attention op and of save_kv_layer between two host times. ``own_ns``: what the
+    timing took for so many calls, by its own account (a profiler makes events dear)."""
     from kvtrace.trace import hooks, ops, rows
     from kvtrace.trace.format import DETAIL_IS_OP
     from kvtrace.trace.reader import Spool, spool_paths
@@ -238,10 +239,13 @@ def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
         "op": (ops.BY_NAME[OP].code, rows.OpCall),
         "save": (hooks.BY_NAME[SAVE].code, rows.HookCall),
     }
-    found = {name: {"calls": 0, "timed": 0, "device_ns": 0, "host_ns": 0} for name in wanted}
+    found = {name: {"calls": 0, "timed": 0, "device_ns": 0, "host_ns": 0, "own_ns": 0} for name in wanted}
+    own = calls = 0
     for path in spool_paths(run_dir):
         for chunk in Spool(path).chunks():
-            timed = rows.of_kind(rows.DeviceCall, chunk)
+            timed, steps = rows.of_kind(rows.DeviceCall, chunk), rows.of_kind(rows.TimedStep, chunk)
+            during = (steps.t >= window[0]) & (steps.t <= window[1])
+            own, calls = own + int(steps.own_ns[during].sum()), calls + int(steps.calls[during].sum())
             of_op = rows.detail(timed.head) == DETAIL_IS_OP
             for name, (number, row) in wanted.items():
                 sums = found[name]
@@ -250,6 +254,8 @@ def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
                 sums["timed"] += int(chosen.sum())
                 sums["device_ns"] += int(timed.device_ns[chosen].sum())
                 sums["host_ns"] += int(timed.host_ns[chosen].sum())
+    for sums in found.values():
+        sums["own_ns"] = own * sums["timed"] // max(1, calls)
     return {name: {key: float(value) for key, value in sums.items()} for name, sums in found.items()}
 
 

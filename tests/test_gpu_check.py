@@ -140,8 +140,8 @@ def test_the_matrix_is_whole_and_each_case_expects_something() -> None:
 # 400 µs of attention; its hooks' 300 µs are counted to the op by the profiler, and not by the trace.
 PROFILED = {"op": {"calls": 40.0, "device_ns": 700_000.0}, "save": {"calls": 40.0, "device_ns": 300_000.0}}
 TRACED = {
-    "op": {"calls": 40.0, "timed": 40.0, "device_ns": 600_000.0, "host_ns": 2_000_000.0},
-    "save": {"calls": 40.0, "timed": 40.0, "device_ns": 310_000.0, "host_ns": 900_000.0},
+    "op": {"calls": 40.0, "timed": 40.0, "device_ns": 600_000.0, "host_ns": 2_000_000.0, "own_ns": 0.0},
+    "save": {"calls": 40.0, "timed": 40.0, "device_ns": 310_000.0, "host_ns": 900_000.0, "own_ns": 0.0},
 }
 
 
@@ -154,6 +154,7 @@ TRACED = {
         ({"device_ns": 300_000.0}, "less than its kernels' 0.400 ms"),
         ({"device_ns": 365_000.0}, ""),  # within the events' resolution
         ({"device_ns": 3_300_000.0}, "more than kernels and host can make (3.200 ms)"),
+        ({"device_ns": 3_300_000.0, "own_ns": 900_000.0}, ""),  # events took long, by their own account
     ],
 )
 def test_device_times_against_the_profiler(change: dict[str, float], says: str) -> None:
@@ -189,10 +190,12 @@ def test_the_trace_s_own_view_of_a_window(tmp_path: Path) -> None:
         recorder.add(rows.DeviceCall(pack_head(Kind.DEVICE, 2, op, DETAIL_IS_OP), t, 1, 0, 30, 0, 7, 0))
     recorder.add(rows.HookCall(pack_head(Kind.HOOK, 2, save, 1), 170, 190, 1, 0, 0, 0, 0))
     recorder.add(rows.DeviceCall(pack_head(Kind.DEVICE, 2, save, 1), 170, 1, 0, 11, 0, 20, 0))
+    for t, own in ((60, 999), (200, 30)):
+        recorder.add(rows.TimedStep(pack_head(Kind.TIMED, 2), t, 1, 3, 0, 0, own_ns=own, busy_ns=90))
     recorder.stop(Stop.CLEAN)
     assert gpu_check.in_window(tmp_path, [100, 900]) == {
-        "op": {"calls": 2, "timed": 2, "device_ns": 60, "host_ns": 14},
-        "save": {"calls": 1, "timed": 1, "device_ns": 11, "host_ns": 20},
+        "op": {"calls": 2, "timed": 2, "device_ns": 60, "host_ns": 14, "own_ns": 20},
+        "save": {"calls": 1, "timed": 1, "device_ns": 11, "host_ns": 20, "own_ns": 10},
     }
 
 
@@ -316,12 +319,13 @@ def test_parts_that_fail_or_run_out_of_time_stand_in_the_json(
 ) -> None:
     out = tmp_path / "out.json"
     runner: Any = Scripted(tmp_path / "dead", "raise SystemExit(3)")
-    assert gpu_check.check(runner, [FULL], "H", 60, out, ["cases", "profile", "ratio"]) is False
+    assert gpu_check.check(runner, [FULL], "H", 60, out, ["cases", "profile", "parts", "ratio"]) is False
     document = json.loads(out.read_text())
     assert document["ok"] is False and document["schema"] == "kvtrace.gpu-check/1"
     (case,) = document["parts"]["cases"]
     assert case["problems"][0].startswith("no result: FileNotFoundError") and "last words" in case["log"]
-    assert document["parts"]["profile"]["problems"][0].startswith("no result")
+    for part in ("profile", "parts"):
+        assert document["parts"][part]["problems"][0].startswith("no result")
     assert document["parts"]["ratio"]["problems"] == ["EOFError: an engine ended early"]
     runner = Scripted(tmp_path / "slow", "import time; time.sleep(60)")
     monkeypatch.setattr(gpu_check, "LEAST_SECONDS", 0.6)

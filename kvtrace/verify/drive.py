@@ -3,6 +3,7 @@ their second rounds. So the engine comes to rest a few times, whatever the numbe
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ _SAMPLED = 10
 """Requests from one look at the processes to the next."""
 _MOST_DEATHS = 5
 """Of the engine, after which it is started anew."""
+_MOST_OF_WHY = 160
+"""Characters of why it ended, in one line."""
 
 Progress = Callable[[int, int, str], None]
 """Requests made, requests in all, what is asked now."""
@@ -59,10 +62,11 @@ class Driver:
         look: Callable[[], Evidence],
         progress: Progress = lambda done, total, what: None,
         act: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """``act``: damages the store; RESET: no more."""
+        """``act``: damages the store; RESET: no more. ``say``: tells the user a line at once."""
         self.engine, self._streams, self._look = engine, streams, look
-        self._progress, self._act = progress, act
+        self._progress, self._act, self._say = progress, act, say
         self.usage: Callable[[], Mapping[str, int]] | None = None
         self.samples: list[Mapping[str, float]] = []
         self.asked: list[Asked] = []
@@ -157,6 +161,9 @@ class Driver:
         if len(self.deaths) > _MOST_DEATHS:
             self.died = self.deaths[-1].why
             return
+        death = self.deaths[-1]
+        why = textwrap.shorten(death.why, _MOST_OF_WHY, placeholder=" …")
+        self._say(f"asked {death.job}, {why}; starting the server anew")
         self._progress(len(self.asked), self._total, "starting the engine anew")
         self._start_again()
 

@@ -282,7 +282,8 @@ class _One:
         engine = self._engine()
         store = self._store
         act = store.act if store is not None else None
-        driver = Driver(engine, Streams(f"{options.seed} {self._kind}"), engine.look, self._progress, act)
+        streams = Streams(f"{options.seed} {self._kind}")
+        driver = Driver(engine, streams, engine.look, self._progress, act, self._say)
         driver.usage = engine.usage
         self._say(f"starting the server; its output goes to {shown(self._directory)}")
         try:

@@ -699,6 +699,20 @@ def test_an_engine_that_ends_by_a_full_store_fails_that() -> None:
     assert any("No space left" in line for line in found["store-full"].evidence)
 
 
+def test_whoever_waits_is_told_that_the_engine_ended() -> None:
+    class Long(Dying):
+        def reply(self, request: RequestToMake, loaded: int) -> Reply:
+            self.dead = len(request.tokens) == 99
+            return Reply(error="HTTP 500") if self.dead else super().reply(request, loaded)
+
+    said: list[str] = []
+    connector = Long()
+    driver = Driver(connector, Streams(1), connector.look, say=said.append)
+    driver.run([Job("lengths", parse("a99 b32")), Job("chunked", parse("a64"))])
+    assert said == ["asked lengths, RuntimeError: shape mismatch; starting the server anew"]
+    assert len(driver.asked) == 2 and not driver.died
+
+
 def test_a_damaged_store_is_told_of_no_other_property() -> None:
     """A file that is deleted under an open handle takes nothing in any more."""
 

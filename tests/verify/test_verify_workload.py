@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -113,6 +114,16 @@ def test_prompts_that_do_not_fit_are_left_out_and_no_others() -> None:
     short = workload.fitting(400)
     assert short is not None and short.text == "a96&b64 ; restart a96"
     assert workload.fitting(80) is None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "text"),
+    [(66, "a208 b2011 ; a208"), (96, "a208 b1531&c1499 ; a208"), (0, ""), (7, ""), (4096, "")],
+)
+def test_all_blocks_are_taken_by_as_many_prompts_as_it_needs(blocks: int, text: str) -> None:
+    """Each ends inside its last block, and none is preempted for another."""
+    facts = replace(FACTS, blocks=blocks)
+    assert next(one for one in PROPERTIES if one.id == "blocks-reused").workload(facts) == text
 
 
 def test_large_units_are_asked_within_them_too() -> None:

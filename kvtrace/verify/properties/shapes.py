@@ -11,6 +11,7 @@ from kvtrace.verify.workload import GENERATED
 from kvtrace.words import plural
 
 _STREAMS = "abcdefghijklmnopqrstuvwxyz"
+_MOST_AT_ONCE = 24
 _LONGEST_ANSWER = 256
 """Tokens: longer ones take too long on a large model, and of shorter ones the engine is done too soon."""
 
@@ -126,10 +127,17 @@ def _extended(facts: EngineFacts) -> str:
 
 
 def _reuse(facts: EngineFacts) -> str:
-    """Behind the first one a prompt that is given its blocks at once, as long as any can be."""
-    n, longest = usual(facts), facts.longest - ROOM - GENERATED - 1
-    free = facts.blocks - 1 - -(-n // facts.block)  # vLLM keeps one block for itself
-    return f"a{n} b{longest} ; a{n}" if 0 < free < longest // facts.block else ""
+    """Behind the first one prompts that are given its blocks at once, as long and as many as that takes."""
+    n, most = usual(facts), (facts.longest - ROOM) // facts.block
+    blocks = facts.blocks - 1  # vLLM keeps one for itself
+    free = blocks - -(-n // facts.block)
+    number = free // most + 1 if most else 0
+    if free <= 0 or not 0 < number <= min(_MOST_AT_ONCE, facts.seqs or _MOST_AT_ONCE):
+        return ""
+    taken = min(blocks, number * most)
+    shares = [taken // number + (at < taken % number) for at in range(number)]
+    lengths = (one * facts.block - GENERATED - 1 for one in shares)
+    return f"a{n} {'&'.join(map('{}{}'.format, _STREAMS[1:], lengths))} ; a{n}"
 
 
 def _preempt(facts: EngineFacts) -> str:
