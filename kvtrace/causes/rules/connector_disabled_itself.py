@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvtrace.causes.evidence.logs import log_line, of_engine
+from kvtrace.causes.evidence.logs import log_line, of_engine, shortened
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.run import Engine, LogLine
 from kvtrace.words import count, plural
@@ -44,7 +44,7 @@ _AT_START = ("create_connector", "__init__")
 """Where what is off is the connector itself."""
 
 
-def reasons(case: Case, engine: Engine) -> list[str]:
+def reasons(case: Case, engine: Engine) -> list[LogLine]:
     """What the connector logged, where it saved nothing in the whole run; [] elsewhere."""
     if engine.connector is None or not engine.configured or not engine.requests:
         return []
@@ -52,8 +52,8 @@ def reasons(case: Case, engine: Engine) -> list[str]:
         return []
     if any(request.offered > 0 for request in case.of_engine(engine.tag)):
         return []
-    found = [log_line(line) for line in of_engine(engine, case.run.logs) if _says_off(line)]
-    return list(dict.fromkeys(found))
+    found = [line for line in of_engine(engine, case.run.logs) if _says_off(line)]
+    return list({log_line(line): line for line in found}.values())
 
 
 def _says_off(line: LogLine) -> bool:
@@ -81,11 +81,12 @@ def rule(case: Case) -> Results:
             f"{name} switched itself off: it put no store into the metadata of "
             f"{plural(engine.steps, 'step')}.",
             evidence=[
-                *why[:3],
+                *map(log_line, why[:3]),
                 f"0 store entries and 0 lookup hits for {plural(engine.requests, 'request')} in "
                 f"{count(engine.steps)} steps",
             ],
             events=case.events(CAUSE),
             headline=f"{name} switched itself off",
+            remedy=[f'fix what it logged: "{shortened(why[0].message).rstrip(".")}"'],
         )
         return
