@@ -491,6 +491,8 @@ def test_what_names_no_kv_leaves_the_step_readable(fields: dict[str, Any]):
         (Meta(saves=[record("Job", rid=A)]), ("saves[]", "a request's id, and not how much of it")),
         (Meta(reqs_to_send={A}), ("reqs_to_send", "ids of requests, and not how much of them")),
         (Meta(keys_to_save=["k1"]), ("keys_to_save", "list of strs")),
+        (Meta(puts=[{"key": "k1"}, {"key": "k2"}]), ("puts[]", "an entry of strs")),
+        (Meta(puts=[record(key="k1")]), ("puts[]", "an entry of strs")),
         (
             Meta(save=[record(rid=A, xs=[111, 112], zork=9)]),
             ("save[].zork", "how much of it is not understood"),

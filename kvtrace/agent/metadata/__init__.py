@@ -140,8 +140,8 @@ def read(
     except Exception as error:  # whatever a foreign object does: this step is not understood
         walk.problem("", f"reading it raised {type(error).__name__}")
     declared.problems = [*walk.problems, *resolver.problems]
-    if walk.texts and not declared.entries and not declared.problems:
-        declared.problems.append(walk.texts)
+    if walk.unsure and not declared.entries and not declared.problems:
+        declared.problems.append(walk.unsure)
     _sum(declared, bool(requests))
     return declared
 

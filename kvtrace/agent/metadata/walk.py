@@ -141,8 +141,8 @@ class Walk:
         self.answers: list[Any] = []
         self.parts: list[Node] = []
         self.problems: list[Problem] = []
-        self.texts: Problem | None = None
-        """Texts that are no ids: they may name blocks."""
+        self.unsure: Problem | None = None
+        """What may name KV, as texts that are no ids may: of a step of which nothing else is known."""
         self._children = 0
         self._values_more = _MOST_VALUES
         self._spoke = False
@@ -391,7 +391,7 @@ class Walk:
                 shape = "ids of requests, and not how much of them" if known else "list of strs"
                 part.ordered.append((word.direction, known, Problem(context.field, shape)))
             elif not (known or word.done or word.other or word.foreign):
-                self.texts = self.texts or Problem(context.field, "list of strs")
+                self.unsure = self.unsure or Problem(context.field, "list of strs")
             return
         rows = [shapes.items(item) for item in listed if shapes.kind_of(item) is FieldShape.LIST]
         flat = len(rows) == len(listed) and all(shapes.kind_of(one) in SCALARS for row in rows for one in row)
@@ -421,11 +421,17 @@ class Walk:
                 FieldShape.NOTHING,
             }:
                 self.problem(context.field, cls)
+            before = len(self.parts)
             self._record(fields, replace(context, depth=context.depth + 1), cls)
+            if len(self.parts) == before:
+                self._only_texts([value for _, value in fields], name, context)
         elif kind is FieldShape.MAP:
             part = Node(replace(context, depth=context.depth + 1))
+            before = len(self.parts)
             self._mapping(part, "", item, part.context)
             self._close(part)
+            if len(self.parts) == before:
+                self._only_texts(list(item.values()), name, context)
         elif kind in (FieldShape.LIST, FieldShape.ARRAY):
             inside = replace(context, depth=context.depth + 1)
             if shapes.integers(item, kind) is not None or _lists(item, kind) is not None:
@@ -436,6 +442,12 @@ class Walk:
                 self._close(part)
         elif kind is FieldShape.OPAQUE:
             self.problem(context.field, type(item).__name__)
+
+    def _only_texts(self, values: list[Any], name: str, context: Context) -> None:
+        """An entry that says nothing: its texts may be the keys of blocks."""
+        word = words.read(name)
+        if any(type(one) is str and one for one in values) and not (word.done or word.other or word.foreign):
+            self.unsure = self.unsure or Problem(context.field, "an entry of strs")
 
     def _side_by_side(self, fields: list[tuple[str, Any]], context: Context) -> list[tuple[str, Any]]:
         """Lists side by side, one of them request ids: a record for each place. Returns the other fields."""
