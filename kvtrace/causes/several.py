@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TypeVar
 
@@ -54,7 +54,8 @@ def joined(case: Case, results: Sequence[Result], parts: Parts) -> list[Result]:
     Of tokens each connector speaks for itself: what is found in one of them is found, and says in which;
     what each of them rules out is ruled out. The rest (processes, settings, times) is the run's.
     """
-    found = _of_the_run(_findings(parts), {one.id: one for one in results if isinstance(one, Finding)})
+    whole = {one.id: one for one in results if isinstance(one, Finding)}
+    found = of_the_run(_findings(parts), whole, set(case.assigned))
     ids = {one.id for one in found}
     # Lost by all, and for a reason that none of them gives for its own loss as a whole.
     missing = set(case.assigned) - ids
@@ -115,12 +116,12 @@ def _findings(parts: Parts) -> list[Finding]:
     ]
 
 
-def _of_the_run(found: Sequence[Finding], whole: Mapping[str, Finding]) -> list[Finding]:
-    """Faults; and what is none of one of them only where the ``whole`` run has it too: else another has the
-    tokens, or gave them. What was not loaded was given by none."""
+def of_the_run(found: Sequence[Finding], whole: Mapping[str, Finding], lost: Set[str]) -> list[Finding]:
+    """Faults; and what is none of one of them only where the ``whole`` run has it too, or ``lost`` tokens by
+    it: else another has the tokens, or gave them. What was not loaded was given by none."""
     kept: list[Finding] = []
     for one in found:
-        if one.severity != FAULT and one.id not in whole:
+        if one.severity != FAULT and one.id not in whole and one.id not in lost:
             continue
         if one.severity != FAULT and CATALOGUE[one.id].ledger == LOADS:
             one = whole[one.id]

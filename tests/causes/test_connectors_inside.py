@@ -10,6 +10,7 @@ from diagnosed import analyse, ids, not_observed, prompts, ruled_out, the, token
 from synth import Chunk, Entry, Prompt, Several, Sim
 
 from kvtrace.causes import Diagnosis
+from kvtrace.causes.several import of_the_run
 from kvtrace.ledger import read_run
 from kvtrace.report.build import build_report
 from kvtrace.report.model import Report
@@ -74,6 +75,14 @@ def test_healthy_ones_with_units_of_their_own_have_no_fault(tmp_path: Path) -> N
     assert [tokens(one)["saved"] for one in parts] == [288, 288, 256]
     assert [sum(tokens(one).values()) for one in parts] == [292, 292, 292]
     assert {one.connector for one in diagnosis.findings} == {"Near"}  # it has what Far leaves out
+
+
+def test_what_the_run_lost_by_one_s_unit_is_told_where_the_run_has_none(tmp_path: Path) -> None:
+    """The sizes of what all of them store together need not follow from a unit."""
+    served(sim := Several(tmp_path / "run", ["Near", "Far"], kv_blocks=64), {"Near": 32, "Far": 64}, [])
+    (found,) = of(analyse(sim), "Far").findings
+    assert of_the_run([found], {}, {found.id}) == [found]
+    assert of_the_run([found], {}, set()) == []  # another has the tokens
 
 
 def test_what_another_one_loads_the_scheduler_does_not_hold(tmp_path: Path) -> None:
