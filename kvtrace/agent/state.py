@@ -358,7 +358,7 @@ class Agent:
             layer=layer,
             step=step,
             connector=index,
-            type=type(error).__name__,
+            type=traces.type_name(error),
             message=self.said(error),
             where=where_raised(error),
             count_so_far=self._exceptions,
@@ -372,7 +372,7 @@ class Agent:
             self._failures += 1
             if self._failures > _MAX_FAILURES:
                 return
-            text = f"{type(error).__name__}: {self.said(error)} at {where_raised(error)}" if error else "?"
+            text = f"{traces.type_name(error)}: {self.said(error)} at {where_raised(error)}" if error else "?"
             self.fact(AgentErrorFact(where, text[:500]), Role.FRONT)
             if self._failures == _MAX_FAILURES:
                 self.fact(AgentErrorFact("agent", "turned off"), Role.FRONT)

@@ -127,7 +127,12 @@ _BEHIND = (
     # What never came to rest, or is gone, cannot be given back.
     _Behind(
         frozenset({"load-not-injected"}),
-        {"store-incomplete": 0.25, "store-failed": 0.25, "store-lost-later": 0.25, "exception-swallowed": 0.25},
+        {
+            "store-incomplete": 0.25,
+            "store-failed": 0.25,
+            "store-lost-later": 0.25,
+            "exception-swallowed": 0.25,
+        },
     ),
     # What the connector holds, or rounds off, is no loss: what nothing explains may be one.
     _Behind(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import struct
 from typing import Any
 
 import pytest
 
+from kvtrace.agent.code.traces import type_name
 from kvtrace.agent.state import where_raised
 
 
@@ -37,3 +40,11 @@ def raised_through(*paths: str) -> BaseException:
 )
 def test_the_innermost_line_of_the_connector(paths: list[str], place: str) -> None:
     assert where_raised(raised_through(*paths)) == place
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [(struct.error(), "struct.error"), (shutil.Error(), "shutil.Error"), (OSError(), "OSError")],
+)
+def test_a_library_s_error_is_told_with_its_module(error: Exception, name: str) -> None:
+    assert type_name(error) == name

@@ -77,7 +77,7 @@ def test_healthy_ones_with_units_of_their_own_have_no_fault(tmp_path: Path) -> N
     assert {one.connector for one in diagnosis.findings} == {"Near"}  # it has what Far leaves out
 
 
-def test_what_the_run_lost_by_one_s_unit_is_told_where_the_run_has_none(tmp_path: Path) -> None:
+def test_what_the_run_lost_by_the_unit_of_one_is_told(tmp_path: Path) -> None:
     """The sizes of what all of them store together need not follow from a unit."""
     served(sim := Several(tmp_path / "run", ["Near", "Far"], kv_blocks=64), {"Near": 32, "Far": 64}, [])
     (found,) = of(analyse(sim), "Far").findings

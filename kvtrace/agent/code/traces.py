@@ -27,6 +27,12 @@ def short(filename: str) -> str:
     return "/".join(filename.replace("\\", "/").split("/")[-2:])
 
 
+def type_name(error: BaseException) -> str:
+    """The name of an exception's class; with its module where it is ``error``, which many libraries have."""
+    cls = type(error)
+    return f"{cls.__module__}.{cls.__name__}" if cls.__name__.lower() == "error" else cls.__name__
+
+
 def place(code: CodeType, line: int) -> str:
     """``folder/file.py:12 in function``."""
     return f"{short(code.co_filename)}:{line} in {code.co_name}"

@@ -19,6 +19,7 @@ import threading
 from typing import Any
 
 from kvtrace.agent.code import foreign, owners
+from kvtrace.agent.code.traces import type_name
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT, get_ident, where_raised
 from kvtrace.agent.wrap import frames
@@ -107,7 +108,7 @@ def _caught_in_thread(error: BaseException, index: int, count: int) -> None:
     fact = SwallowedFact(
         hook="thread",
         connector=index,
-        type=type(error).__name__,
+        type=type_name(error),
         message=AGENT.said(error),
         where=where_raised(error),
         count=count,

@@ -18,7 +18,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from kvtrace.agent.code.owners import Owner, OwnerToCome
-from kvtrace.agent.code.traces import entries
+from kvtrace.agent.code.traces import entries, type_name
 from kvtrace.agent.state import get_ident
 from kvtrace.agent.wrap.tracing import set_trace
 
@@ -159,7 +159,7 @@ class Raises:
         return calls * _CALL
 
     def _known(self, error: BaseException) -> _Entry | None:
-        name = type(error).__name__
+        name = type_name(error)
         found = (
             one for one in reversed(self._entries) if one.seen.key == id(error) and one.seen.name == name
         )

@@ -104,7 +104,7 @@ def _module(trace: TracebackType) -> str:
 def failed(stage: str, error: BaseException, role: Role) -> None:
     """Note what ended a stage of the engine's start. Never raises."""
     try:
-        AGENT.fact(StartFailedFact(stage, type(error).__name__, said(error), place(error)), role)
+        AGENT.fact(StartFailedFact(stage, traces.type_name(error), said(error), place(error)), role)
     except Exception:
         AGENT.failed(stage)
 

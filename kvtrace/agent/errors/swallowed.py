@@ -107,7 +107,7 @@ class CallErrors:
     def said_elsewhere(self, error: BaseException) -> None:
         """Another fact speaks of it."""
         if len(self._gone) < _MAX_TOLD:
-            self._gone[id(error)] = type(error).__name__
+            self._gone[id(error)] = traces.type_name(error)
 
     def report(self, escaped: BaseException | None, about: About) -> None:
         """Write the facts, after ``stop``, or between two pieces of work.
@@ -200,7 +200,7 @@ class CallErrors:
 
 def _seen(error: BaseException, trace: TracebackType | None, where: str, broad: bool | None = None) -> Raised:
     inside, message = _innermost(trace), AGENT.said(error, trace=trace)
-    return Raised(id(error), type(error).__name__, clock(), where, inside, message, _handed(trace), broad)
+    return Raised(id(error), traces.type_name(error), clock(), where, inside, message, _handed(trace), broad)
 
 
 class _Known(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from kvtrace.agent.code import owners
+from kvtrace.agent.code.traces import type_name
 from kvtrace.agent.errors import logs, startup, swallowed
 from kvtrace.agent.facts import config_keys
 from kvtrace.agent.facts.connector_facts import fact_of, resolves
@@ -76,7 +77,7 @@ def creation_failed(role: Role, configured: str | None, error: BaseException) ->
         role=role.name.lower(),
         configured=configured,
         ok=False,
-        error_type=type(error).__name__,
+        error_type=type_name(error),
         error=startup.said(error),
         where=where_raised(error),
         proxy="none",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtrace.agent import metadata
+from kvtrace.agent.code.traces import type_name
 from kvtrace.agent.metadata.recording import READER
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.steps import graphs, handover
@@ -34,8 +35,8 @@ def raised(hooked: Hooked, layer: Any, t0: int, error: BaseException) -> None:
         step = AGENT.worker.step if role == Role.WORKER else AGENT.scheduler.step
         head = pack_head(Kind.HOOK, role, hook.code, index, Flag.RAISED, AGENT.thread())
         ident = AGENT.id(layer) if layer else 0
-        type_name = AGENT.id(type(error).__name__)
-        AGENT.add(rows.HookCall(head, t0, clock(), step, ident, UNKNOWN, UNKNOWN, extra=type_name))
+        name = AGENT.id(type_name(error))
+        AGENT.add(rows.HookCall(head, t0, clock(), step, ident, UNKNOWN, UNKNOWN, extra=name))
         AGENT.exception(hook.name, layer, step, index, error)
         AGENT.flush()
     except Exception:
