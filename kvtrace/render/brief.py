@@ -51,6 +51,8 @@ ROWS = 23
 MAX_FINDINGS = 3
 MAX_OUTCOMES = 6
 _MAX_ENGINES = 2
+_MOST_OF_COMMAND = 150
+"""Characters: two rows."""
 
 
 class _Room(NamedTuple):
@@ -124,7 +126,7 @@ def _page(report: Report, room: _Room, source: str | None, traced: str | None) -
         *(Paragraph(f"States: {line}") for line in state_lines(report)[1:2]),
         *_findings(report, room),
         Paragraph(_left_out(report, room), "dim", gap=room.gaps),
-        Command(next_command(report, source, traced, "-v"), gap=False),
+        Command(next_command(report, source, traced, "-v", _MOST_OF_COMMAND), gap=False),
     ]
 
 

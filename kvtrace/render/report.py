@@ -658,7 +658,7 @@ def _hooked(report: Report) -> Page:
     return [table for table in tables if table.rows]
 
 
-def _verify(report: Report) -> str:
+def _verify(report: Report, most: int) -> str:
     """Tells whether that comes back of which no more was seen than that it was read; "" there is none."""
     kept = report["ledger"]["saves"].get("prompts", {}).get(SAVED, {})
     connector = next((one["connector"] for one in report["run"]["engines"] if one["connector"]), None)
@@ -666,18 +666,20 @@ def _verify(report: Report) -> str:
     if connector is None or Grade.READ.label not in kept:
         return ""
     if "serve" in command:
-        return f"kvtrace verify -- {clean(shlex.join(command), 2000)}"
+        whole = clean(shlex.join(command), 2000)
+        return f"kvtrace verify -- {whole if len(whole) <= most else 'COMMAND, as it was run here'}"
     place = f"{connector['module']}:{connector['class']}"
     return f"kvtrace verify --connector {clean(shlex.quote(place), 200)} --config '{{...}}'"
 
 
 def next_command(
-    report: Report, source: str | None, traced: str | None, more: str = "--format markdown"
+    report: Report, source: str | None, traced: str | None, more: str = "--format markdown", most: int = 2000
 ) -> str:
-    """The one command that helps most from here; `more`: the option that shows more of a healthy run."""
+    """The one command that helps most from here; `more`: the option that shows more of a healthy run; `most`:
+    characters of the run's own command, where it is named."""
     found = [one for one in report["findings"] if one["severity"] != NOTE]
     worst = next((event["request"] for one in found for event in one["events"] if event["request"]), None)
-    if not any(one["severity"] == FAULT for one in found) and (verify := _verify(report)):
+    if not any(one["severity"] == FAULT for one in found) and (verify := _verify(report, most)):
         return verify
     if traced and worst:
         where, request = clean(shlex.quote(traced)), clean(shlex.quote(worst), 200)

@@ -33,6 +33,8 @@ def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], dev
     others = sorted(set(faults) - {"full-cudagraph-replay"})
     if others:
         problems.append(f"faults that are none: {', '.join(others)}")
+    if "config-key-unused" in ids:
+        problems.append("config-key-unused was found: this connector reads all of its keys")
     fired = next((row["fired"] for row in report["coverage"]["summary"] if row["hook"] == SAVE), 0)
     own = counted.get("saves")
     if fired != own:

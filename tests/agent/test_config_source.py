@@ -36,6 +36,13 @@ def test_uses_that_say_their_key(lines: list[str], keys: set[str]) -> None:
     assert of(*lines) == keys
 
 
+def test_what_vllm_hands_the_class_is_the_dictionary() -> None:
+    body = "    @classmethod\n    def {}(cls, extra_config):\n        return extra_config.get('declares')\n"
+    hand = body.format("requires_piecewise_for_cudagraph")
+    assert keys_named([f"class C:\n{hand}"]) == {"declares"}
+    assert keys_named([f"class C:\n{body.format('another')}"]) == set()
+
+
 @pytest.mark.parametrize(
     "use",
     [

@@ -183,3 +183,12 @@ def test_what_was_read_alone_is_to_be_verified_next(
     assert following.startswith(
         "kvtrace docs" if fault else "kvtrace verify -- vllm serve tiny" if server else mine
     )
+
+
+def test_a_long_command_takes_no_rows_from_what_was_found(shell: Shell, tmp_path: Path) -> None:
+    value: Any = sample()
+    value["findings"], value["run"]["command"] = [], ["vllm", "serve", "tiny", "--port", *["8000"] * 40]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(seal(value)))
+    assert shell("explain", str(path))[1].endswith("kvtrace verify -- COMMAND, as it was run here\n")
+    assert " ".join(["8000"] * 40) in " ".join(shell("explain", "-v", str(path))[1].split())

@@ -17,6 +17,9 @@ from collections.abc import Iterator, Sequence
 DICTIONARY = "kv_connector_extra_config"
 GETTER = "get_from_extra_config"
 
+_HANDED = "requires_piecewise_for_cudagraph"
+"""A connector's class method that vLLM hands the dictionary (``KVConnectorBase_V1``, from 0.17.1)."""
+
 _BY_KEY = {"get", "pop", "setdefault", "__getitem__", "__contains__"}
 _COPIES = {"dict", "copy", "deepcopy", "cast"}
 _LOOKS = {"len", "bool", "isinstance", "type", "id", "repr", "str", "print", "hasattr", "callable"}
@@ -100,7 +103,8 @@ class _Search:
 
     def _read(self) -> None:
         """The files in which a name stands that holds everywhere."""
-        names = {name for where, name in (*self.dictionaries, *self.getters) if where == ""} | self.constants
+        names = {name for where, name in (*self.dictionaries, *self.getters) if where == ""}
+        names |= self.constants | {_HANDED}
         wanted = [source for source in self.unread if any(name in source for name in names)]
         self.unread = [source for source in self.unread if source not in wanted]
         if len(self.trees) + len(wanted) > _MOST_FILES:
@@ -110,6 +114,8 @@ class _Search:
     def _look(self, node: ast.AST) -> None:
         if isinstance(node, ast.Constant) and node.value in (DICTIONARY, GETTER):
             self._by_name(node)
+        elif isinstance(node, _FUNCTIONS) and node.name == _HANDED:
+            self.dictionaries.update((node, one.arg) for one in node.args.args[1:2])
         elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
             if any(alias in self.dictionaries for alias in self._aliases(node)):
                 self._used(node)
