@@ -144,6 +144,21 @@ def test_offloading_connector():
     assert said(OffloadingConnectorMetadata({}, {}, {11})) == []
 
 
+OlderOffloadingMetadata = metadata(
+    "OffloadingConnectorMetadata", "reqs_to_load reqs_to_store reqs_to_flush=None"
+)
+
+
+def test_blocks_of_the_host_are_not_taken_for_the_gpu_s():
+    """Their numbers may be those of other blocks of the request."""
+    here, there = GPULoadStoreSpec([13, 14], [2], [2]), CPULoadStoreSpec([11, 12])
+    assert said(OlderOffloadingMetadata({}, {A: (here, there)})) == [(A, STORE, 32, 32)]
+    job = TransferJob(A, GPULoadStoreSpec([13, 14], [2], [2]), CPULoadStoreSpec([11, 12]))
+    assert said(OffloadingConnectorMetadata({}, {4: job})) == [(A, STORE, 32, 32)]
+    back = (CPULoadStoreSpec([22, 23]), GPULoadStoreSpec([21, 22], [2], [0]))
+    assert said(OlderOffloadingMetadata({B: back}, {}, {C})) == [(B, LOAD, 0, 32)]
+
+
 def test_offloading_connector_with_groups_of_other_block_sizes():
     requests = {A: Req(([11, 12, 13, 14], [5]), prompt=64, now=64)}
     meta = OffloadingConnectorMetadata(

@@ -4,8 +4,8 @@ A view says the same as the metadata: under ``stores`` and ``loads`` a record fo
 blocks or slots and where in the request they begin and end. Whose they are is still told by the blocks.
 
 Sources: vLLM 0.32.0, ``distributed/kv_transfer/kv_connector/v1/``: ``example_connector.py``
-(``SharedStorage`` before 0.13), ``decode_bench_connector.py``, ``lmcache_integration/``, ``mooncake/store/``;
-LMCache's adapters of 2025.
+(``SharedStorage`` before 0.13), ``decode_bench_connector.py``, ``lmcache_integration/``, ``mooncake/store/``,
+``offloading/`` (and 0.20.2); LMCache's adapters of 2025.
 """
 
 from __future__ import annotations
@@ -85,6 +85,23 @@ def _decode_bench(meta: Any) -> View:
     )
 
 
+def _offloading(meta: Any) -> View:
+    """Each transfer's side on the GPU: the other counts blocks of its own. (0.20.2: a pair, by request.)"""
+    found = []
+    for is_store, jobs, pairs in (
+        (True, "store_jobs", "reqs_to_store"),
+        (False, "load_jobs", "reqs_to_load"),
+    ):
+        if hasattr(meta, jobs):
+            moves = [(one.req_id, (one.src_spec, one.dst_spec)) for one in getattr(meta, jobs).values()]
+        else:
+            moves = list(getattr(meta, pairs).items())
+        for req_id, sides in moves:
+            (here,) = (side for side in sides if type(side).__name__ == "GPULoadStoreSpec")
+            found.append((is_store, {"req_id": req_id, "block_ids": here.block_ids}))
+    return _both(found)
+
+
 def _multi(meta: Any) -> Any:
     """A connector of connectors: one for each, and counts of saves that concern the scheduler alone."""
     return tuple(meta.metadata)
@@ -104,5 +121,6 @@ _VIEWS: dict[str, Callable[[Any], View]] = {
     "LMCacheMPConnectorMetadata": _lmcache_mp,
     "MooncakeStoreConnectorMetadata": _mooncake_store,
     "DecodeBenchConnectorMetadata": _decode_bench,
+    "OffloadingConnectorMetadata": _offloading,
     "MultiKVConnectorMetadata": _multi,
 }
