@@ -118,7 +118,13 @@ def test_prompts_that_do_not_fit_are_left_out_and_no_others() -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "text"),
-    [(66, "a208 b2011 ; a208"), (96, "a208 b1531&c1499 ; a208"), (0, ""), (7, ""), (4096, "")],
+    [
+        (66, "a208 b2011 ; a208"),
+        (96, "a208 b1531&c1499 ; a208"),
+        (0, ""),
+        (7, ""),
+        (4096, ""),
+    ],  # too few, too many
 )
 def test_all_blocks_are_taken_by_as_many_prompts_as_it_needs(blocks: int, text: str) -> None:
     """Each ends inside its last block, and none is preempted for another."""

@@ -80,7 +80,7 @@ def _aborted(own: list[Asked], what: Observed) -> Verdict:
 
 
 def _reused(own: list[Asked], what: Observed) -> Verdict:
-    if not own and not what.died:
+    if not own and not what.died and not _reuse(what.facts):
         return not_observed("the KV cache is too large, or its --num-gpu-blocks-override is not known")
     return judging.comes_back(own, what) if own else _not_asked(what)
 
@@ -127,12 +127,13 @@ def _extended(facts: EngineFacts) -> str:
 
 
 def _reuse(facts: EngineFacts) -> str:
-    """Behind the first one prompts that are given its blocks at once, as long and as many as that takes."""
+    """Behind the first one prompts that are given its blocks at once, as long and as many as that takes (vLLM
+    gives out first what was free longest)."""
     n, most = usual(facts), (facts.longest - ROOM) // facts.block
     blocks = facts.blocks - 1  # vLLM keeps one for itself
     free = blocks - -(-n // facts.block)
     number = free // most + 1 if most else 0
-    if free <= 0 or not 0 < number <= min(_MOST_AT_ONCE, facts.seqs or _MOST_AT_ONCE):
+    if free <= 0 or not 0 < number <= _MOST_AT_ONCE:
         return ""
     taken = min(blocks, number * most)
     shares = [taken // number + (at < taken % number) for at in range(number)]
