@@ -16,7 +16,7 @@ from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.taken import kept
 from kvtrace.causes.evidence.unit import Sample, StoredUnits, Unit, infer_unit
 from kvtrace.causes.tables import rows
-from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
+from kvtrace.ledger.ends import NOT_SAVED, OTHERS_READ, SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.run import Engine, Run
 from kvtrace.ledger.values import replace
@@ -310,7 +310,7 @@ def make_case(run: Run) -> Case:
     found_again = frozenset(row.engine for row in run.load_rows if row.shared and row.offered) & silent
     stores = [entry for request in requests if request.saved for entry in request.entries]
     # where something was misplaced, something was read, too
-    misplaced = {row.step for row in rows(run.lost) if row.ended == SaveEnd.MISPLACED}
+    misplaced = {row.step for row in rows(run.lost) if row.ended in OTHERS_READ}
     read_steps = frozenset({entry.step for entry in stores if entry.slots > 0} | misplaced)
     case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
     saved = [row for row in rows(run.base) if row.outcome == SAVED]

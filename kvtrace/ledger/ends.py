@@ -66,6 +66,8 @@ class SaveEnd(IntEnum):
     """Read, and what came to rest of it is empty, cut, or was never there."""
     LOST_LATER = 25
     """At rest once, and gone or overwritten by the end of the run."""
+    READ_LATE = 26
+    """Its slot was read once another request had the block."""
 
 
 class LoadEnd(IntEnum):
@@ -136,6 +138,8 @@ class Blind(IntEnum):
     """The hooks ran, and what they did to it is not seen."""
 
 
+OTHERS_READ = frozenset({SaveEnd.MISPLACED, SaveEnd.READ_LATE})
+"""What was read for a token was not its KV."""
 NOT_SAVED = "not-saved"
 NOT_LOADED = "not-loaded"
 

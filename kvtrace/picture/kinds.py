@@ -27,6 +27,7 @@ OF_END: dict[SaveEnd, CellKind] = {
     SaveEnd.NOT_DECLARED: CellKind(State.NO_WORK),
     SaveEnd.STALE: CellKind(State.LOST, "read before the tokens were computed"),
     SaveEnd.MISPLACED: CellKind(State.LOST, "other slots were read"),
+    SaveEnd.READ_LATE: CellKind(State.LOST, "read once another request had their blocks"),
     SaveEnd.PUT_FAILED: CellKind(State.LOST, "the store refused it, or an exception ended its way"),
     SaveEnd.NOT_AT_REST: CellKind(State.LOST, "what came to rest is empty, cut or missing"),
     SaveEnd.LOST_LATER: CellKind(State.LOST, "gone or overwritten by the end of the run"),

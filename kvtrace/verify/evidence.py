@@ -226,7 +226,8 @@ def _of(kind: Kind, chunks: Sequence[tuple[Records, NDArray[np.uint8]]]) -> Reco
 
 _IN_HAND = (
     SaveEnd.RAISED, SaveEnd.CAUGHT, SaveEnd.OVERWRITTEN, SaveEnd.OVERWRITTEN_BY_RANK, SaveEnd.FAILED,
-    SaveEnd.NOT_FINISHED, SaveEnd.STALE, SaveEnd.MISPLACED, SaveEnd.PUT_FAILED, SaveEnd.NOT_AT_REST,
+    SaveEnd.NOT_FINISHED, SaveEnd.STALE, SaveEnd.MISPLACED, SaveEnd.READ_LATE, SaveEnd.PUT_FAILED,
+    SaveEnd.NOT_AT_REST,
 )  # fmt: skip
 """Of what the connector had in hand, and never stored."""
 

@@ -338,6 +338,7 @@ def test_what_is_not_offered_behind_a_hit_is_not_for_stored(tmp_path: Path) -> N
     [
         (SaveEnd.STALE, "kv-stale"),
         (SaveEnd.MISPLACED, "kv-misplaced"),
+        (SaveEnd.READ_LATE, "kv-misplaced"),
         (SaveEnd.PUT_FAILED, "store-failed"),
         (SaveEnd.NOT_AT_REST, "exception-swallowed"),
         (SaveEnd.LOST_LATER, "store-lost-later"),
@@ -358,6 +359,7 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     assert first[0] == (ident not in ("store-failed", "exception-swallowed"))
     assert any(first) == (ident != "exception-swallowed")
     assert ("OSError" in " ".join(found.evidence)) == (ident in ("store-failed", "exception-swallowed"))
+    assert ("once other requests had them" in found.title) == (end == SaveEnd.READ_LATE)
     # The exception is the put's: it is not told twice as a fault.
     twice = {one.id for one in diagnosis.findings if one.severity == "fault"}
     assert twice == ({ident} if severity == "fault" else set())

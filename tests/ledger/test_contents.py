@@ -182,6 +182,16 @@ def test_kv_of_another_prompt_is_told_whose_it_is(tmp_path: Path) -> None:
     assert why(run) == ("tokens 64-96 hold what tokens 64-96 of another prompt (a) computed to",)
 
 
+def test_kv_from_another_place_of_another_prompt_is_no_short_key(tmp_path: Path) -> None:
+    """A place of the store was given to other KV, and something still names it."""
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("x", [21, 22, 23, 24], (31, 32, 33, 34))
+    run = cache.loads("b", [23, 6, 7, 9]).run()
+    whose = "a different prompt, at another place in it (x)"
+    assert why(run)[0] == f"tokens 0-32 hold what tokens 64-96 of {whose} computed to"
+    (fault,) = (one for one in diagnose(run).findings if one.id == "kv-load-wrong")
+    assert "(eviction, reuse)" in fault.remedy[0] and "key of all tokens" not in " ".join(fault.remedy[:-1])
+
+
 def test_kv_of_ones_own_beginning_is_no_other_prompts(tmp_path: Path) -> None:
     """Who computed it had a shorter prompt, with which this one begins."""
     run = Cache(tmp_path).computes("a", [5, 6], A[:2]).loads("b", [5, 6, 5, 9]).run()

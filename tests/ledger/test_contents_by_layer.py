@@ -67,8 +67,8 @@ def test_what_stands_in_the_wrong_layers_is_said(tmp_path: Path, numbers: list[i
     ("prints", "numbers", "remedy"),
     [
         ([5, 99, 7], [RIGHT[0], [21, 22, 24, 23], RIGHT[2]], "Store and load each layer under its own name"),
-        ([5, 7, 6], [], "Check which block of the request each loaded one goes to"),
-        ([5, 8, 8], [], "Check which block of the request each loaded one goes to"),
+        ([5, 7, 6], [], "Check which block of the request each saved and each loaded one is"),
+        ([5, 8, 8], [], "Check which block of the request each saved and each loaded one is"),
     ],
 )
 def test_what_the_kv_is_has_its_own_remedy(

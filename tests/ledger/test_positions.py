@@ -94,7 +94,13 @@ def witness(sim: Sim, request: str = "w") -> None:
 
 
 Reading = Callable[[Sim], None]
-MISPLACED, STALE, PART, NOTHING = "MISPLACED READ", "STALE READ", "PART_READ READ", "NOTHING_READ READ"
+MISPLACED, LATE, STALE, PART, NOTHING = (
+    "MISPLACED READ",
+    "READ_LATE READ",
+    "STALE READ",
+    "PART_READ READ",
+    "NOTHING_READ READ",
+)
 UNREADABLE = -1
 """The metadata can't be read; else so many of a prompt's first tokens are named."""
 
@@ -278,7 +284,7 @@ def test_without_a_known_read_each_unknown_one_may_be_late(tmp_path: Path) -> No
     assert alike(sim) == {(0, 64): TAKEN}
 
 
-@pytest.mark.parametrize(("watched", "fate"), [(True, MISPLACED), (False, TAKEN)])
+@pytest.mark.parametrize(("watched", "fate"), [(True, LATE), (False, TAKEN)])
 def test_what_an_unwatched_step_named_may_have_been_read(tmp_path: Path, watched: bool, fate: str) -> None:
     """Later its blocks are read as another request's, which is not named."""
     sim = cache(tmp_path)
@@ -732,7 +738,7 @@ def test_blocks_read_after_they_went_to_another_request(tmp_path: Path) -> None:
     prefill(sim, "b", 0, 32)
     sim.touch_all(range(80, 112), hook="", step=step)
     sim.finish("b", 32)
-    assert set(alike(sim).values()) <= {NOTHING, MISPLACED}
+    assert set(alike(sim).values()) <= {NOTHING, LATE}
 
 
 def _copies_a_step_late(sim: Sim, requests: str) -> None:
@@ -751,7 +757,7 @@ def _copies_a_step_late(sim: Sim, requests: str) -> None:
 def test_a_read_after_blocks_went_to_another_is_neither_ones(tmp_path: Path) -> None:
     sim = cache(tmp_path, kv_blocks=4)
     _copies_a_step_late(sim, "abc")
-    assert alike(sim, "a") == {(0, 32): MISPLACED, (32, 48): NOT_OFFERED}
+    assert alike(sim, "a") == {(0, 32): LATE, (32, 48): NOT_OFFERED}
     assert SAVED not in alike(sim, "b").values()
 
 
@@ -771,7 +777,7 @@ def test_a_thread_that_reads_blocks_of_another(tmp_path: Path, said: str, in_tim
     prefill(sim, "b", 0, 48, [entry("b", 0, 48)])
     sim.touch_all(due, hook="", step=asked)
     late = bool(said) and not in_time
-    fate = MISPLACED if late else SAVED if in_time else NOT_OFFERED
+    fate = LATE if late else SAVED if in_time else NOT_OFFERED
     assert next(iter(alike(sim, "a").values())) == fate
     assert (SAVED in alike(sim, "b").values()) != late
 

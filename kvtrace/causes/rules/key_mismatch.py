@@ -147,7 +147,10 @@ def _never_found(case: Case) -> list[tuple[LoadOf, CaseRequest, int]]:
         key = (row.engine, request.digest)
         over = case.once(("kept and over", key, known), partial(_kept, case, key, known))
         end = bisect_left(over, row.step, key=lambda r: r.last_step)
-        by = next((over[at] for at in range(end - 1, -1, -1) if (over[at].taken or 0) > row.local), None)
+        # One token at least is to be computed: of a prompt that was kept whole a lookup in whole units may
+        # find no more than the GPU's own prefix cache has.
+        kept = (over[at] for at in range(end - 1, -1, -1))
+        by = next((one for one in kept if row.local < (one.taken or 0) < request.prompt), None)
         if by is not None:
             found.append((row, by, by.taken or 0))
     return found

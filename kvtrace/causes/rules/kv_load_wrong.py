@@ -7,7 +7,15 @@ from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.causes.rules import kv_misplaced, kv_stale
 from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
-from kvtrace.ledger.contents.compare import ANOTHER_PROMPT, EQUAL, NOT_COMPARED, SAME_PROMPT, TWICE, WRONG
+from kvtrace.ledger.contents.compare import (
+    ANOTHER_PROMPT,
+    ELSEWHERE,
+    EQUAL,
+    NOT_COMPARED,
+    SAME_PROMPT,
+    TWICE,
+    WRONG,
+)
 from kvtrace.terms import Grade
 from kvtrace.words import count, listed, of_all, plural
 
@@ -39,8 +47,14 @@ _BY_WORDS = (
     (EXCHANGED, _BY_NAME),
     (
         SAME_PROMPT,
-        "check which block of the request each loaded one goes to: they begin behind what the GPU's prefix "
-        "cache gave (num_computed_tokens of the lookup), in the order of the block table",
+        "check which block of the request each saved and each loaded one is: loads begin behind what the "
+        "GPU's prefix cache gave (num_computed_tokens of the lookup), a step's saves behind what earlier "
+        "steps computed",
+    ),
+    (
+        ELSEWHERE,
+        "see that nothing goes on naming a place of the store that was given to other KV (eviction, reuse); "
+        "the same blocks behind another beginning need another key",
     ),
     (
         ANOTHER_PROMPT,
@@ -50,6 +64,8 @@ _BY_WORDS = (
 )
 """What the fingerprints say in these words has its own remedy."""
 _MOST_SAID = 3
+_LEAST = 0.25
+"""Of the tokens that were loaded wrong: what was stored so must be as many, to be named for it."""
 VERIFIED = "kv-verified"
 """What stands among the rule-outs where loads were compared, and equal."""
 
@@ -74,7 +90,7 @@ def rule(case: Case) -> Results:
                 *loads.reasons_and_places(wrong, CAUSE),
                 *_reused(case),
             ],
-            remedy=[*_remedies(case, said), CAUSE.remedy],
+            remedy=[*_remedies(case, said, lost), CAUSE.remedy],
             headline="loaded KV is not what its tokens compute to",
         )
     elif reused := _reused(case):
@@ -99,9 +115,14 @@ def rule(case: Case) -> Results:
         )
 
 
-def _remedies(case: Case, said: str) -> list[str]:
-    """Where the save side read other slots, what came back was stored so: the key may be right."""
-    stored_so = [one.CAUSE.id for one in (kv_misplaced, kv_stale) if case.affected(one.CAUSE)]
+def _remedies(case: Case, said: str, lost: int) -> list[str]:
+    """Where the save side read other slots, what came back was stored so: the key may be right.
+    ``lost``: tokens that were loaded wrong."""
+    stored_so = [
+        one.CAUSE.id
+        for one in (kv_misplaced, kv_stale)
+        if case.affected(one.CAUSE) and case.tokens(one.CAUSE) >= _LEAST * lost
+    ]
     if stored_so:
         return [f"mend {listed(stored_so)} first: a load can give back no better KV than was stored"]
     return list(dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said))

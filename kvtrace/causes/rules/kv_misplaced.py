@@ -29,17 +29,31 @@ CAUSE = Cause(
         "the slots of this request. What is read in a later step needs its blocks kept until then "
         "(request_finished returns True)."
     ),
-    save_ends=(SaveEnd.MISPLACED,),
+    save_ends=(SaveEnd.MISPLACED, SaveEnd.READ_LATE),
 )
 
 
 _EARLY = "reported as finished before it was read, so that its blocks may be another request's by then"
+_KEPT = "keep a request's blocks until they are read: return True from request_finished, then report the save"
 _NOT_BEFORE = "report a save in get_finished once all of its blocks have been read, not when it is queued"
 
 
 def rule(case: Case) -> Results:
     hit = case.affected(CAUSE)
-    if hit:
+    if hit and SaveEnd.MISPLACED not in case.ends:
+        yield case.finding(
+            CAUSE,
+            f"The blocks of {plural(len(hit), 'request')} were read once other requests had them.",
+            evidence=[
+                *unstored.where(case, CAUSE),
+                "these blocks were read too late: they had been given to other requests, whose KV was saved "
+                "in their place",
+            ],
+            remedy=[_KEPT],
+            events=case.events(CAUSE, "its blocks were read once another request had them"),
+            headline="blocks were read to be saved once other requests had them",
+        )
+    elif hit:
         saves = case.run.async_saves
         early = sum(one.early for one in saves)
         yield case.finding(

@@ -95,9 +95,10 @@ class Contents:
         return _by_row(found)
 
 
-SAME_PROMPT, ANOTHER_PROMPT, TWICE = (
+SAME_PROMPT, ANOTHER_PROMPT, ELSEWHERE, TWICE = (
     "the same prompt",
     "another prompt",
+    "a different prompt, at another place in it",
     "hold the same KV as the tokens from",
 )
 """Words of what is said of blocks that hold other tokens' KV."""
@@ -387,7 +388,8 @@ class _Judge:
                 continue  # equal tokens have other digests there: it may be the same prompt
             same = self._prefixes.digest(one.row, block.end) == digest != 0
             begins = self._prefixes.digest(block.row, one.end) == own != 0
-            other = f"{ANOTHER_PROMPT} ({self._requests[one.row].id})"
+            there = (one.start, one.end) == (block.start, block.end)
+            other = f"{ANOTHER_PROMPT if there else ELSEWHERE} ({self._requests[one.row].id})"
             whose = SAME_PROMPT if one.row == block.row or same or begins else other
             of_whom = f"tokens {one.start}-{one.end} of {whose}"
             said = f"tokens {block.start}-{block.end} hold what {of_whom} computed to"

@@ -64,6 +64,7 @@ class Read:
         account: what became of what was read; ``sent_to``: the peer of what was sent.
         caught: the connector handled an exception of its own there.
         other: these are not the tokens that were meant: other slots were read for them, or they for others.
+        late: ... as their blocks were another request's by then.
         blind: why it can't be told whose tokens these were, or whether they were read at all.
         unnamed: bytes at rest do not say under whose name: calls in these pairs read other slots than their
             steps name, or not all of them.
@@ -77,6 +78,7 @@ class Read:
     sent_to: str = ""
     caught: bool = False
     other: bool = False
+    late: bool = False
     blind: Blind = Blind.NO
     unnamed: bool = False
 
@@ -84,7 +86,7 @@ class Read:
     def end(self) -> tuple[SaveEnd, Grade]:
         """How these tokens ended, by this read alone, and how well that is seen."""
         if self.other:
-            return SaveEnd.MISPLACED, Grade.READ
+            return SaveEnd.READ_LATE if self.late else SaveEnd.MISPLACED, Grade.READ
         if self.blind:
             return SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED
         end, grade = _ENDS[self.account]
@@ -329,7 +331,7 @@ def _too_late(slots: Slots) -> Iterator[tuple[int, Read]]:
     """(row of a request, its positions that were read after their blocks went to another one)."""
     for row, reads in slots.late.items():
         for step, columns, positions in reads:
-            yield row, Read(step, columns, positions, other=True)
+            yield row, Read(step, columns, positions, other=True, late=True)
 
 
 def _out_of_windows(watched: Watched, engine: Engine) -> Iterator[tuple[int, Read]]:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from kvtrace.ledger.contents.compare import Returned, returned
-from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, Blind, LoadEnd, Outcome, SaveEnd
+from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, OTHERS_READ, Blind, LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
 from kvtrace.ledger.loads.outcome import Arrived, Part
 from kvtrace.ledger.requests import Request
@@ -197,7 +197,7 @@ def _not_saved(token: Token) -> Outcome:
     stale = token.stale and end >= SaveEnd.NOTHING_READ
     silent = Blind.NO if token.stores or stale else token.silent
     unseen = silent or (not stale and (end == SaveEnd.NOT_OBSERVED or grade == Grade.NOT_OBSERVED))
-    if token.proved and (unseen or (token.stores and end == SaveEnd.MISPLACED)):
+    if token.proved and (unseen or (token.stores and end in OTHERS_READ)):
         return Outcome(SAVED, grade=Grade.PROVED)  # whoever read it
     if stale:
         return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
