@@ -8,7 +8,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from multiprocessing import shared_memory
+from multiprocessing import connection, shared_memory
 
 import numpy as np
 import pytest
@@ -216,6 +216,26 @@ def test_what_goes_to_a_peer_and_a_connection_that_is_refused(trace, kv):
         (Way.SOCKET, f"tcp 127.0.0.1:{port}", 259, 0, 0),
         (Way.SOCKET, f"tcp 127.0.0.1:{nobody}", 0, 0, 1),
     }
+
+
+def test_what_goes_through_a_connection_of_multiprocessing(trace, kv, tmp_path):
+    """It writes to the descriptor, past the socket. A pipe has no name."""
+    path = str(tmp_path / "s")
+    with connection.Listener(path, "AF_UNIX") as door:
+        client, pipe = connection.Client(path, "AF_UNIX"), connection.Pipe(duplex=False)
+        server = door.accept()
+
+        def how(step, layer):
+            client.send_bytes(data_of(layer))
+            pipe[1].send_bytes(b"there")
+            client.send({"more": 1})
+
+        saves(kv, how)
+        assert server.recv_bytes() and server.recv() == {"more": 1}
+        for one in (server, client, *pipe):
+            one.close()
+    ((way, peer, sent, _, failed),) = outside(trace)
+    assert (way, peer, failed) == (Way.SOCKET, "s", 0) and sent > 256
 
 
 def test_a_segment_of_shared_memory(trace, kv):

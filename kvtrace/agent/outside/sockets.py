@@ -1,20 +1,24 @@
 """Connections that are made or refused through Python's sockets, and how many bytes go out.
 
 ``socket.socket`` is wrapped where bytes go out or a connection is made: http.client, redis and most other
-clients written in Python pass there. A call that is not watched pays one look at a thread's variable. What is
-sent, and what comes back, is never looked at.
+clients written in Python pass there; ``multiprocessing.connection`` writes past it, and is wrapped itself.
+A call that is not watched pays one look at a thread's variable. What is sent, and what comes back, is never
+looked at.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kvtrace.agent.outside.files import here
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap import frames
+from kvtrace.agent.wrap.imports import when_imported
 from kvtrace.agent.wrap.once import wrap_once
 
 _SENDS, _CONNECTS = ("send", "sendall"), ("connect", "connect_ex")
@@ -26,6 +30,11 @@ def install() -> None:
     for names, around in ((_SENDS, _sending), (_CONNECTS, _connecting)):
         for name in names:
             wrap_once(socket.socket, name, around)
+    when_imported("multiprocessing.connection", _wrap_connection)
+
+
+def _wrap_connection(module: ModuleType) -> None:
+    wrap_once(getattr(module, "Connection", None), "_send_bytes", _writing)
 
 
 def _told(tell: Callable[..., None], *args: Any) -> None:
@@ -55,6 +64,35 @@ def _sending(original: Any) -> Any:
 
 def _sent(watched: Any, sock: Any, data: Any, sent: int | None) -> None:
     watched.sent(name_of(sock), memoryview(data).nbytes if sent is None else sent)
+
+
+def _writing(original: Any) -> Any:
+    """Of a ``Connection``: it holds the number of a descriptor, of a socket or a pipe."""
+
+    def _send_bytes(self: Any, buf: Any) -> None:
+        watched = here()
+        if watched is None:
+            return original(self, buf)  # type: ignore[no-any-return]
+        peer = _peer_of(self)
+        try:
+            original(self, buf)
+        except OSError as error:
+            _told(watched.failed, peer)
+            frames.step_out(error)
+            raise
+        _told(watched.sent, peer, len(buf))
+        return None
+
+    return _send_bytes
+
+
+def _peer_of(connection: Any) -> str:
+    """ "" of a pipe, and of a pair of sockets without names."""
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+            return name_of(sock)
+    except OSError:
+        return ""
 
 
 def _connecting(original: Any) -> Any:
