@@ -13,7 +13,7 @@ from kvtrace.causes.evidence.prompts import answered
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
-from kvtrace.words import of_all, plural
+from kvtrace.words import capital, of_all, plural
 
 CAUSE = Cause(
     id="already-stored",
@@ -115,7 +115,7 @@ def rule(case: Case) -> Results:
     if hits:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
     whole = [r for r in rows if not r.external and not r.entries]
-    title, headline = _words(whole, len(unsure), len(rows))
+    title, headline = _words(whole, hits, len(unsure), len(rows))
     found = case.finding(
         CAUSE,
         f"{title} ({plural(len(rows), 'request')}).",
@@ -123,6 +123,8 @@ def rule(case: Case) -> Results:
         events=case.events(CAUSE, "computed again, no store"),
         headline=headline,
     )
+    if not hits and not whole:  # some tokens of a prompt, and the connector never says that it has them
+        found.remedy = [_REMEDY_NOT_SAID]
     if unsure:
         found.evidence += caught_where_it_saves(case)
         weakest = min(_seen(case, r) for r in unsure)
@@ -131,6 +133,10 @@ def rule(case: Case) -> Results:
     yield found
 
 
+_REMEDY_NOT_SAID = (
+    "If they are not meant to be left out, see by which rule they are: the connector may know them by their "
+    "content, or store some positions of a prompt alone."
+)
 _REMEDY_UNSURE = (
     "First see whether the earlier save is in the store: that it was offered or read was seen, whether it "
     "came to rest was not (kvtrace verify looks at that)."
@@ -148,9 +154,9 @@ def _seen(case: Case, request: CaseRequest) -> Grade:
     return Grade.READ if read >= stored_before(case, request) else Grade.DECLARED
 
 
-def _words(whole: Sequence[CaseRequest], unsure: int, every: int) -> tuple[str, str]:
-    """Title and headline. whole: the requests of which nothing was loaded or offered; unsure: of how many the
-    earlier save is not known to be at rest."""
+def _words(whole: Sequence[CaseRequest], hits: int, unsure: int, every: int) -> tuple[str, str]:
+    """Title and headline. whole: the requests of which nothing was loaded or offered; hits: how many were
+    found; unsure: of how many the earlier save is not known to be at rest."""
     if unsure:
         headline = "prompts were not stored again after an earlier save of the same tokens"
         of = f" for {unsure} of them" if unsure < every else ""
@@ -159,5 +165,8 @@ def _words(whole: Sequence[CaseRequest], unsure: int, every: int) -> tuple[str, 
     title = "The connector holds these tokens already and does not store them again"
     if whole:
         return title, "prompts that the connector holds already were computed again"
+    if not hits:
+        headline = "tokens that an earlier request stored are not stored again"
+        return capital(headline), headline
     behind = "the store holds them already: vLLM computes them behind a hit"
     return f"{title}: they are what a hit leaves to compute", behind
