@@ -45,7 +45,7 @@ class RequestSeen:
 
     Attributes:
         local: in the engine's own prefix cache; offered: by the connector (None: not asked, or never said);
-            accepted: of these, by the scheduler.
+            accepted: of these, by the scheduler, at first or as it was let in anew.
         ends: token-layers of what was accepted, by how they ended; once more of what a preempted request was
             to load anew, and did not.
         proved: token-layers that came back as they were computed.
@@ -161,7 +161,7 @@ def _read(directory: Path) -> Evidence:
                 one.id, one.engine, one.prompt, one.computed,
                 load.local if load else 0,
                 load.answer if load else None,
-                load.accepted if load else 0,
+                max([load.accepted if load else 0, *(again.tokens for again in resumed.get(row, ()))]),
                 load.asynchronous if load else False,
                 engine.pairs if engine else 0,
                 ends,

@@ -77,3 +77,4 @@ def test_verify_counts_each_load_that_a_resumed_request_lost(tmp_path: Path) -> 
     seen = read([tmp_path]).of(7)
     assert seen is not None and seen.lost(LoadEnd.NOT_WRITTEN) == 2 * TAKEN * LAYERS
     assert seen.reasons[LoadEnd.NOT_WRITTEN]
+    assert seen.accepted == TAKEN  # it is one that loads, though nothing was accepted at first
