@@ -431,7 +431,7 @@ class Walk:
             self._mapping(part, "", item, part.context)
             self._close(part)
             if len(self.parts) == before:
-                self._only_texts(list(item.values()), name, context)
+                self._only_texts([value for _, value in shapes.pairs(item)], name, context)
         elif kind in (FieldShape.LIST, FieldShape.ARRAY):
             inside = replace(context, depth=context.depth + 1)
             if shapes.integers(item, kind) is not None or _lists(item, kind) is not None:

@@ -88,6 +88,8 @@ def _writing(original: Any) -> Any:
 
 def _peer_of(connection: Any) -> str:
     """ "" of a pipe, and of a pair of sockets without names."""
+    if socket.getdefaulttimeout() is not None:
+        return ""  # a socket object would make the descriptor, which is the connector's too, non-blocking
     try:
         with socket.socket(fileno=os.dup(connection.fileno())) as sock:
             return name_of(sock)
