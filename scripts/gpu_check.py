@@ -226,8 +226,8 @@ def run_cases(
 
 
 def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
-    """The trace's own view of the attention op and of save_kv_layer between two host times. ``own_ns``: what the
-    timing took for so many calls, by its own account (a profiler makes events dear)."""
+    """The trace's own view of the attention op and of save_kv_layer between two host times. ``own_ns``: what
+    the timing took for so many calls, by its own account (a profiler makes events dear)."""
     from kvtrace.trace import hooks, ops, rows
     from kvtrace.trace.format import DETAIL_IS_OP
     from kvtrace.trace.reader import Spool, spool_paths

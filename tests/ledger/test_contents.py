@@ -182,7 +182,7 @@ def test_kv_of_another_prompt_is_told_whose_it_is(tmp_path: Path) -> None:
     assert why(run) == ("tokens 64-96 hold what tokens 64-96 of another prompt (a) computed to",)
 
 
-def test_kv_from_another_place_of_another_prompt_is_no_short_key(tmp_path: Path) -> None:
+def test_kv_from_another_place_of_a_prompt_is_no_short_key(tmp_path: Path) -> None:
     """A place of the store was given to other KV, and something still names it."""
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("x", [21, 22, 23, 24], (31, 32, 33, 34))
     run = cache.loads("b", [23, 6, 7, 9]).run()
