@@ -145,7 +145,7 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 """Notes that ask for nothing."""
 
 
-_WRONG_DATA = frozenset({"kv-load-wrong", "load-after-use", "load-not-injected"})
+_WRONG_DATA = frozenset({"kv-load-wrong", "load-after-use", "load-not-injected", "loaded-partly"})
 """What a request computed on, and is not its own: worse than anything that was not stored."""
 _WITHOUT_TOKENS = frozenset(
     {
