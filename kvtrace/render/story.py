@@ -59,6 +59,7 @@ def story_page(story: Story) -> Page:
     if story.token is not None:
         page.append(Paragraph(_position(story)))
     page += [Timeline(_timeline(story)), *_ranges(story)]
+    page += bulleted("What its loads brought", [clean(line) for line in story.loaded])
     return [*page, *bulleted("Limits", [clean(note) for note in story.notes])]
 
 

@@ -134,6 +134,8 @@ class Story:
     pairs: list[Pair]
     moments: list[Moment]
     ranges: list[Range]
+    loaded: list[str] = field(default_factory=list)
+    """What was seen of tokens that were to be loaded and are not what they should be."""
     notes: list[str] = field(default_factory=list)
     token: int | None = None
     layer: str | None = None

@@ -64,6 +64,7 @@ def tell(run_dir: Path, wanted: str, layer: str | None = None, token: int | None
         pairs=pairs,
         moments=happened,
         ranges=ranges(run, subject.row),
+        loaded=_of_loads(run, subject.row),
         notes=notes,
         token=token,
         layer=shown_layer,
@@ -105,6 +106,12 @@ def _verdict(run: Run, request: Any) -> str:
     judged = causes.diagnose(run).requests
     judged = judged[(judged["id"] == request.id) & (judged["t_first"] == request.t_first)]
     return str(judged["verdict"].iloc[0]) if len(judged) else ""
+
+
+def _of_loads(run: Run, row: int) -> list[str]:
+    found = [load.reasons for load in run.load_rows if load.request == row]
+    found += [load.reasons for load in run.lost_resumed if load.request == row]
+    return list(dict.fromkeys(line for reasons in found for lines in reasons.values() for line in lines))
 
 
 def _pairs(engine: Engine) -> list[Pair]:

@@ -142,6 +142,7 @@ def test_tokens_that_a_load_left_out(tmp_path: Path) -> None:
     ]
     shown = page(story, 140)
     assert "16 not loaded · loaded-partly" in shown and "left to the connector to load" in shown
+    assert story.loaded and f"What its loads brought\n  {story.loaded[0]}" in shown
     (row,) = listing(str(tmp_path)).rows
     assert row["verdict"] == "loaded-partly"  # though most of its tokens came: a fault comes first
 
