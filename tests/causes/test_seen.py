@@ -20,7 +20,7 @@ from kvtrace.causes.evidence.unit import Sample, StoredUnits, infer_unit
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.ledger.reported import Caught
-from kvtrace.ledger.run import LOST_COLUMNS, HookException, OutsideBytes, Run, Swallowed
+from kvtrace.ledger.run import LOST_COLUMNS, AsyncSave, HookException, OutsideBytes, Run, Swallowed
 from kvtrace.ledger.saves.pairs import reads_of
 from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import Touch
@@ -331,6 +331,18 @@ def test_what_is_not_offered_behind_a_hit_is_not_for_stored(tmp_path: Path) -> N
     diagnosis = analyse(sim)
     assert diagnosis.loads.tokens["loaded"] == 64
     assert "false-already-stored" not in {one.id for one in diagnosis.findings}
+
+
+@pytest.mark.parametrize("end", [SaveEnd.MISPLACED, SaveEnd.READ_LATE])
+def test_a_save_that_is_told_before_it_is_read_is_to_wait(tmp_path: Path, end: SaveEnd) -> None:
+    run = losing(run_of(tmp_path), end)
+    early = AsyncSave(0, SaveEnd.SAVED, (0,), (), {}, early=True)
+    for saves in ([], [early]):
+        found = the(diagnose(replace(run, async_saves=saves)), "kv-misplaced")
+        assert found.remedy[0].startswith("Report a save in get_finished once all") == bool(saves)
+        assert any("finished before it was read" in line for line in found.evidence) == bool(
+            saves
+        )
 
 
 @pytest.mark.parametrize(

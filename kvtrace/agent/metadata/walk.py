@@ -408,7 +408,7 @@ class Walk:
 
     def _item(self, item: Any, context: Context, name: str) -> None:
         """One item of a container: an entry, or another container."""
-        kind = shapes.kind_of(item)
+        kind, before, values = shapes.kind_of(item), len(self.parts), list[Any]()
         if shapes.is_child(item):
             self.metadata(item, context)
         elif kind is FieldShape.RECORD:
@@ -421,17 +421,13 @@ class Walk:
                 FieldShape.NOTHING,
             }:
                 self.problem(context.field, cls)
-            before = len(self.parts)
+            values = [value for _, value in fields]
             self._record(fields, replace(context, depth=context.depth + 1), cls)
-            if len(self.parts) == before:
-                self._only_texts([value for _, value in fields], name, context)
         elif kind is FieldShape.MAP:
             part = Node(replace(context, depth=context.depth + 1))
-            before = len(self.parts)
+            values = [value for _, value in shapes.pairs(item)]
             self._mapping(part, "", item, part.context)
             self._close(part)
-            if len(self.parts) == before:
-                self._only_texts([value for _, value in shapes.pairs(item)], name, context)
         elif kind in (FieldShape.LIST, FieldShape.ARRAY):
             inside = replace(context, depth=context.depth + 1)
             if shapes.integers(item, kind) is not None or _lists(item, kind) is not None:
@@ -442,11 +438,9 @@ class Walk:
                 self._close(part)
         elif kind is FieldShape.OPAQUE:
             self.problem(context.field, type(item).__name__)
-
-    def _only_texts(self, values: list[Any], name: str, context: Context) -> None:
-        """An entry that says nothing: its texts may be the keys of blocks."""
         word = words.read(name)
-        if any(type(one) is str and one for one in values) and not (word.done or word.other or word.foreign):
+        texts = len(self.parts) == before and any(type(one) is str and one for one in values)
+        if texts and not (word.done or word.other or word.foreign):  # it says nothing else: they may be keys
             self.unsure = self.unsure or Problem(context.field, "an entry of strs")
 
     def _side_by_side(self, fields: list[tuple[str, Any]], context: Context) -> list[tuple[str, Any]]:

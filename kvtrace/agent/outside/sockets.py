@@ -12,6 +12,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +35,7 @@ def install() -> None:
 
 
 def _wrap_connection(module: ModuleType) -> None:
-    wrap_once(getattr(module, "Connection", None), "_send_bytes", _writing)
+    wrap_once(getattr(module, "Connection", None), "_send_bytes", partial(_sending, peer_of=_peer_of))
 
 
 def _told(tell: Callable[..., None], *args: Any) -> None:
@@ -44,7 +45,10 @@ def _told(tell: Callable[..., None], *args: Any) -> None:
         AGENT.failed("sockets")
 
 
-def _sending(original: Any) -> Any:
+def _sending(original: Any, peer_of: Callable[[Any], str] | None = None) -> Any:
+    """``peer_of``: names the other side; of a socket :func:`name_of`."""
+    peer_of = peer_of or name_of
+
     def send(self: Any, data: Any, *args: Any) -> Any:
         watched = here()
         if watched is None:
@@ -53,41 +57,22 @@ def _sending(original: Any) -> Any:
             sent = original(self, data, *args)
         except OSError as error:
             if not isinstance(error, (BlockingIOError, InterruptedError)):
-                _told(watched.failed, name_of(self))
+                _told(watched.failed, peer_of(self))
             frames.step_out(error)
             raise
-        _told(_sent, watched, self, data, sent)
+        _told(_sent, watched, peer_of(self), data, sent)
         return sent
 
     return send
 
 
-def _sent(watched: Any, sock: Any, data: Any, sent: int | None) -> None:
-    watched.sent(name_of(sock), memoryview(data).nbytes if sent is None else sent)
-
-
-def _writing(original: Any) -> Any:
-    """Of a ``Connection``: it holds the number of a descriptor, of a socket or a pipe."""
-
-    def _send_bytes(self: Any, buf: Any) -> None:
-        watched = here()
-        if watched is None:
-            return original(self, buf)  # type: ignore[no-any-return]
-        peer = _peer_of(self)
-        try:
-            original(self, buf)
-        except OSError as error:
-            _told(watched.failed, peer)
-            frames.step_out(error)
-            raise
-        _told(watched.sent, peer, len(buf))
-        return None
-
-    return _send_bytes
+def _sent(watched: Any, peer: str, data: Any, sent: int | None) -> None:
+    watched.sent(peer, memoryview(data).nbytes if sent is None else sent)
 
 
 def _peer_of(connection: Any) -> str:
-    """ "" of a pipe, and of a pair of sockets without names."""
+    """Of a ``Connection``, which holds the number of a descriptor; "" of a pipe, and of a pair of sockets
+    without names."""
     if socket.getdefaulttimeout() is not None:
         return ""  # a socket object would make the descriptor, which is the connector's too, non-blocking
     try:

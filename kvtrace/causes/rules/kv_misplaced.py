@@ -35,38 +35,40 @@ CAUSE = Cause(
 
 _EARLY = "reported as finished before it was read, so that its blocks may be another request's by then"
 _KEPT = "keep a request's blocks until they are read: return True from request_finished, then report the save"
+_SEEN_LATE = (
+    "these blocks were read too late: they had been given to other requests, whose KV was saved in their "
+    "place"
+)
+_SEEN_OTHERS = (
+    "all or some of their slots were never read, and the calls that were to read them read others: of no "
+    "request, or of other positions, requests or layers; what they did read of these tokens stands for others"
+)
 _NOT_BEFORE = "report a save in get_finished once all of its blocks have been read, not when it is queued"
 
 
 def rule(case: Case) -> Results:
     hit = case.affected(CAUSE)
-    if hit and SaveEnd.MISPLACED not in case.ends:
-        yield case.finding(
-            CAUSE,
-            f"The blocks of {plural(len(hit), 'request')} were read once other requests had them.",
-            evidence=[
-                *unstored.where(case, CAUSE),
-                "these blocks were read too late: they had been given to other requests, whose KV was saved "
-                "in their place",
-            ],
-            remedy=[_KEPT],
-            events=case.events(CAUSE, "its blocks were read once another request had them"),
-            headline="blocks were read to be saved once other requests had them",
-        )
-    elif hit:
-        saves = case.run.async_saves
-        early = sum(one.early for one in saves)
-        yield case.finding(
-            CAUSE,
-            f"The save hooks read other slots than those of {plural(len(hit), 'request')}.",
-            evidence=[
-                *unstored.where(case, CAUSE),
-                "all or some of their slots were never read, and the calls that were to read them read "
-                "others: of no request, or of other positions, requests or layers; what they did read of "
-                "these tokens stands for others",
-                *([f"{_EARLY}: {of_all(early, len(saves), 'asynchronous save')}"] if early else []),
-            ],
-            remedy=[*([_NOT_BEFORE] if early else []), CAUSE.remedy],
-            events=case.events(CAUSE, "other slots were read in their place"),
-            headline="the save hooks read other slots than those of their tokens",
-        )
+    if not hit:
+        return
+    saves, who = case.run.async_saves, plural(len(hit), "request")
+    early = sum(one.early for one in saves)
+    if late := SaveEnd.MISPLACED not in case.ends:
+        title = f"The blocks of {who} were read once other requests had them."
+        seen, event = _SEEN_LATE, "its blocks were read once another request had them"
+        headline = "blocks were read to be saved once other requests had them"
+    else:
+        title = f"The save hooks read other slots than those of {who}."
+        seen, event = _SEEN_OTHERS, "other slots were read in their place"
+        headline = "the save hooks read other slots than those of their tokens"
+    yield case.finding(
+        CAUSE,
+        title,
+        evidence=[
+            *unstored.where(case, CAUSE),
+            seen,
+            *([f"{_EARLY}: {of_all(early, len(saves), 'asynchronous save')}"] if early else []),
+        ],
+        remedy=[*([_NOT_BEFORE] if early else []), _KEPT if late else CAUSE.remedy],
+        events=case.events(CAUSE, event),
+        headline=headline,
+    )
