@@ -340,9 +340,7 @@ def test_a_save_that_is_told_before_it_is_read_is_to_wait(tmp_path: Path, end: S
     for saves in ([], [early]):
         found = the(diagnose(replace(run, async_saves=saves)), "kv-misplaced")
         assert found.remedy[0].startswith("Report a save in get_finished once all") == bool(saves)
-        assert any("finished before it was read" in line for line in found.evidence) == bool(
-            saves
-        )
+        assert any("finished before it was read" in line for line in found.evidence) == bool(saves)
 
 
 @pytest.mark.parametrize(
