@@ -208,12 +208,23 @@ def test_no_hit_is_expected_within_a_unit(tmp_path: Path) -> None:
     assert "less than a unit" in finding.title and "no key of its own" in finding.evidence[0]
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+def test_stores_of_two_processes_are_told_apart(tmp_path: Path, in_process: bool) -> None:
+    """A dictionary of the worker's, which the scheduler's process never sees, finds nothing ever."""
+    sim = Sim(tmp_path, ints={"unit": 32}, in_process=in_process)
+    again(sim, [129, 161, 129, 161], [128, 160, 128, 160], [0] * 4)
+    finding = the(analyse(sim), "lookup-miss")
+    assert finding.severity == LIMIT
+    assert ("what one process holds in its memory" in words(finding)) is not in_process
+    assert ("no lookup of this run found anything: engine core" in words(finding)) is not in_process
+
+
 def test_a_miss_says_nothing_of_earlier_saves_in_its_title(tmp_path: Path) -> None:
     """ "No earlier save covers them" stood above evidence of prompts that were saved, and not found."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt(name, 64, digest=1) for name in "ab"], Rounding(32).policy())
     finding = the(analyse(sim), "lookup-miss")
-    assert "1 prompt saved by an earlier request of this run, and not found" in finding.evidence[0]
+    assert "1 prompt saved by an earlier request of this run, and not found" in words(finding)
     assert "no earlier save" not in finding.title and "had been saved before" in finding.title
 
 

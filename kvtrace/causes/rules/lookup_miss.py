@@ -62,6 +62,7 @@ def rule(case: Case) -> Results:
     total = case.run.loads.total_tokens
     saved = any(_was_over(case, row) for row in repeated)
     meant = " Some of these had been saved before: are they meant to be dropped?" if saved else ""
+    apart = _apart(case, repeated) if saved and not found else []
     yield loads.finding(
         case,
         CAUSE,
@@ -71,14 +72,32 @@ def rule(case: Case) -> Results:
         tokens=tokens,
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(wanting),
-        evidence=evidence,
-        remedy=[*([transfers.REMEDY] if unasked else []), CAUSE.remedy],
+        evidence=apart + evidence,
+        remedy=[*([transfers.REMEDY] if unasked else []), *([_TWO_PROCESSES] if apart else []), CAUSE.remedy],
         events=loads.events(case, wanting, CAUSE),
         headline="the lookups found nothing in the store",
     )
 
 
 _WITHIN = "up to {} tokens are alike: less than a unit, or up to a last token, has no key of its own"
+
+
+_TWO_PROCESSES = (
+    "First see that the lookup asks the store that the workers fill: what one process holds in its memory, or "
+    "under a name that it makes for itself (of its process number, a random one), the other does not find."
+)
+
+
+def _apart(case: Case, missed: list[LoadOf]) -> list[str]:
+    """Where no lookup finds anything, and those who ask and those who save are different processes."""
+    engine = case.engines[missed[0].engine]
+    saving = [worker for worker in engine.workers if worker.pid != engine.pid]
+    if not saving:
+        return []
+    return [
+        f"no lookup of this run found anything: {engine.process} asks (process {engine.pid}), "
+        f"{saving[0].process} saves (process {saving[0].pid})"
+    ]
 
 
 def _was_over(case: Case, row: LoadOf) -> bool:
