@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 from pathlib import Path
 
 import typer
@@ -15,7 +14,7 @@ from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.page import Screen
 from kvtrace.render.verify import verify_junit, verify_page
-from kvtrace.verify.answers import Result
+from kvtrace.verify.answers import Result, Stopped
 
 
 def _html(result: Result, screen: Screen) -> str:
@@ -34,6 +33,21 @@ def _words(option: str, command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as error:
         raise KvtraceError(f"{option} is no command: {error}", "quote it as a shell does") from None
+
+
+def _until_stopped() -> list[int]:
+    """Ctrl-C and SIGTERM end the asking, once; its servers end with it. The list gets the exit code."""
+    codes: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, signal.SIG_IGN)
+        codes.append(128 + number)
+        raise Stopped
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, stop)
+    return codes
 
 
 def verify(
@@ -111,7 +125,7 @@ def verify(
 
     To the right asker, and to nobody else. Starts a server of its own, asks prompts, empties the GPU's own
     prefix cache, asks again, and compares the KV. Exit codes: 0 no property failed, 1 one did, 2 usage, or
-    the server did not start.
+    the server did not start. After Ctrl-C or SIGTERM (130, 143) it tells what is known by then.
     """
     from kvtrace.cli.progress import progress_bar
     from kvtrace.cli.writing import write_file
@@ -134,11 +148,15 @@ def verify(
         command or _words("--prefill", prefill), suite, output, seed, *shares, reference, case, store,
         start_timeout, small, shrink, _words("--decode", decode), all_units,
     )  # fmt: skip
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its servers end with it
-    with progress_bar("starting the server") as progress:
-        result = verify(options, progress, say)
+    stops = _until_stopped()
+    try:
+        with progress_bar("starting the server") as progress:
+            result = verify(options, progress, say)
+    except Stopped:
+        say("stopped before anything was asked")
+        raise typer.Exit(stops[0]) from None
     here = screen(no_color)
     if junit is not None:
         write_file(junit, JUNIT.draw(result, here), replace=True)
     wrote(format.draw(result, here))  # a reader that has gone does not turn a failure into a pass
-    raise typer.Exit(0 if result.passed else 1)
+    raise typer.Exit(stops[0] if result.stopped else 0 if result.passed else 1)

@@ -39,9 +39,14 @@ def verify_page(result: Result) -> Page:
     bad = len(result.failed)
     says = f"{bad} of {plural(number, 'property')}".replace("propertys", "properties")
     passed = f"no property failed: {', '.join(counts)}"
+    badge = Badge("PASSED", passed, "passed")
+    if bad:
+        badge = Badge("FAILED", f"{says}, stopped before all was asked" if result.stopped else says, "failed")
+    elif result.stopped:
+        badge = Badge("STOPPED", f"before all was asked; {passed}", "limit")
     page: Page = [
         Heading("kvtrace verify", 2, quiet=True),
-        Badge("FAILED" if bad else "PASSED", says if bad else passed, "failed" if bad else "passed"),
+        badge,
         Paragraph(
             f"{clean(result.subject)}, suite {result.suite}, {duration(result.seconds)}, "
             f"run {clean(result.run)}",

@@ -64,6 +64,10 @@ def not_observed(says: str, **more: Any) -> Verdict:
     return Verdict(Answer.NOT_OBSERVED, says, **more)
 
 
+class Stopped(BaseException):
+    """The user wants no more. Whoever raises it, from a signal, gets what is known by then."""
+
+
 @dataclass(frozen=True)
 class Answered:
     """A property and what is true of it."""
@@ -91,6 +95,7 @@ class Result:
         engine: facts of the engine that decide about the workload.
         again: the command that repeats a property's case alone, by property.
         notes: what the reader should know.
+        stopped: before all was asked.
     """
 
     subject: str
@@ -102,6 +107,7 @@ class Result:
     again: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     seconds: float = 0.0
+    stopped: bool = False
 
     @property
     def failed(self) -> list[Answered]:
@@ -137,6 +143,7 @@ class Result:
             "seed": self.seed,
             "run": self.run,
             "passed": self.passed,
+            "stopped": self.stopped,
             "seconds": round(self.seconds, 1),
             "engine": dict(self.engine),
             "notes": list(self.notes),

@@ -36,6 +36,7 @@ class Verified(TypedDict):
     seed: Annotated[int, Bounds(0, 1 << 63), "of the prompts"]
     run: Annotated[str, "the directory with the traced runs and the server's output"]
     passed: Annotated[bool, "no property failed"]
+    stopped: Annotated[bool, "it was stopped before all was asked"]
     seconds: _Seconds
     engine: Annotated[dict[str, float], "sizes of the engine that decide about the workload"]
     notes: Annotated[list[str], Most(64), "what the reader should know"]

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.answers import Stopped, VerifyError
 from kvtrace.verify.engine import EngineUnderTest, Reply, RequestToMake
 from kvtrace.verify.evidence import IDENT, Evidence
-from kvtrace.verify.observed import Asked, Death, with_stored
+from kvtrace.verify.observed import STOPPED, Asked, Death, with_stored
 from kvtrace.verify.workload import MODEL, RESET, STORE_ACTS, Prompt, Round, Streams, Workload, parse
 
 PROBE = "probe"
@@ -51,7 +51,8 @@ class Driver:
         asked: in order, with what came back, without what the spools say.
         samples: what the processes used (``usage`` says it), with the number of the request asked then.
         held: numbers of the rests (from 1) after which blocks were still held.
-        died: why the engine is asked no more; deaths: after which it was started anew, too.
+        died: why the engine is asked no more; stopped: as the user wants; deaths: after which it was started
+            anew, too.
         shares: of the steps' time that hooks took until the store was damaged; None: it never was.
     """
 
@@ -74,6 +75,7 @@ class Driver:
         self.deaths: list[Death] = []
         self.shares: Mapping[str, float] | None = None
         self.died = ""
+        self.stopped = False
         self.resets = 0
         self.resets_known = True
         self.delay = _DELAYS[0]
@@ -112,8 +114,15 @@ class Driver:
         self.delay = max(came, key=lambda delay: (came[delay], -delay))
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """All of them; stops where the engine cannot be asked any more. A job that ends the engine, or has no
-        answer, is asked no further; the engine is started anew for the others, which begin anew."""
+        """All of them; stops where the engine cannot be asked any more, or the user wants no more. A job that
+        ends the engine, or has no answer, is asked no further; the engine is started anew for the others,
+        which begin anew."""
+        try:
+            self._run(jobs)
+        except Stopped:
+            self.stopped, self.died = True, STOPPED
+
+    def _run(self, jobs: Sequence[Job]) -> None:
         if self._other_model and not self.died:  # of the jobs before
             self._start_again()
         self._total += sum(len(job.workload.prompts) for job in jobs)

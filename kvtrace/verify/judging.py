@@ -59,7 +59,8 @@ def nothing(what: Observed) -> Verdict | None:
             "and --decode ask both sides"
         )
     if what.died:
-        return not_observed(f"the engine could not be asked any more: {what.died}")
+        why = "nothing was loaded until" if what.stopped else "the engine could not be asked any more:"
+        return not_observed(f"{why} {what.died}")
     return not_observed("nothing was loaded")
 
 

@@ -137,6 +137,10 @@ class Settings:
 MOST_APART = 5.0
 
 
+STOPPED = "kvtrace verify was stopped"
+"""Why an engine is asked no more that could be."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """What an engine without the connector answered to one prompt: each of several times."""
@@ -167,6 +171,11 @@ class Observed:
     reference: Mapping[Question, Arm] = field(default_factory=dict)
     patience: float = 0.0
     samples: Sequence[Mapping[str, float]] = ()
+
+    @property
+    def stopped(self) -> bool:
+        """Before all was asked, in the middle of a batch."""
+        return self.died == STOPPED
 
     def of(self, job: str) -> list[Asked]:
         return [one for one in self.asked if one.job == job]

@@ -16,7 +16,7 @@ from kvtrace.ledger.run import Engine
 from kvtrace.trace.config import new_salt
 from kvtrace.trace.format import SPOOL_DIR
 from kvtrace.verify import child, connector, models, shrink
-from kvtrace.verify.answers import Answer, Answered, Number, Result, VerifyError
+from kvtrace.verify.answers import Answer, Answered, Number, Result, Stopped, VerifyError
 from kvtrace.verify.command import BLOCKS, option, without_connector
 from kvtrace.verify.drive import Driver, Progress
 from kvtrace.verify.engine import Reply, RequestToMake
@@ -205,6 +205,7 @@ def verify(
     """Start the server, ask it, stop it, judge; of a connector without one each kind of model in turn.
 
     Raises:
+        Stopped: before there was anything to say; what is raised later ends the asking.
         VerifyError: it cannot be verified: usage, no connector, a server that does not start.
         LaunchError: no run directory can be made.
     """
@@ -225,6 +226,8 @@ def verify(
                 if not found:
                     raise
                 notes.append(f"nothing is known of {kind}: {error}")
+            if found and found[-1].stopped:
+                break
     except VerifyError:
         if not any(path.is_dir() for path in rundir.path.iterdir()):
             rundir.discard()
@@ -238,6 +241,7 @@ def verify(
         again=again,
         notes=[*(note for one in found for note in one.notes), *notes],
         seconds=time.monotonic() - began,
+        stopped=found[-1].stopped,
     )
 
 
@@ -262,6 +266,7 @@ class _One:
         self._options, self._kind, self._directory = options, kind, directory
         self._progress, self._say, self._store = progress, say, store
         self._notes: list[str] = []
+        self._stopped = False
         self._environ = store.environ if store is not None else {}
         self._command, self._other = list(options.command), list[str]()
         small = options.small
@@ -303,7 +308,7 @@ class _One:
                 "how to start it without its connector is not known: answers are compared within one engine"
             )
             self._notes.append(line)
-        elif options.reference:
+        elif options.reference and not driver.stopped:
             self._say("starting the same server without the connector")
             what = replace(what, reference=self._reference(bare, what))
         answers = [replace(one, model=self._kind) for one in judged(of_suite(options.suite), what)]
@@ -315,7 +320,7 @@ class _One:
         }
         return Result(
             subject(first), options.suite, self._options.seed or 0, "", answers, _numbers(facts), again,
-            self._notes,
+            self._notes, stopped=driver.stopped or self._stopped,
         )  # fmt: skip
 
     def _engine(self) -> TracedServer | TracedPair:
@@ -358,6 +363,8 @@ class _One:
             found[one.id] = shrinker.smallest(one, case)
         del driver.asked[kept:]
         del driver.deaths[deaths:]
+        if driver.stopped:
+            driver.died = ""  # all but the smallest cases was asked
         return found
 
     def _reference(self, command: Sequence[str], what: Observed) -> dict[Question, Arm]:
@@ -386,6 +393,10 @@ class _One:
         except VerifyError as error:
             line = "without its connector the server did not start, answers are compared within one engine"
             self._notes.append(f"{line}: {error}")
+            return {}
+        except Stopped:
+            self._stopped = True
+            self._notes.append("answers are compared within one engine: it was stopped before the other's")
             return {}
         finally:
             server.stop()

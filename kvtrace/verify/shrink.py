@@ -71,6 +71,8 @@ class Shrinker:
         self._number += 1
         first = len(self._driver.asked)
         self._driver.run([Job(f"smaller-{self._number}", workload)])
+        if self._driver.stopped:
+            return ""
         what = observed(self._driver, self._look(), self._facts, self._settings)
         own = [asked for asked in what.asked if asked.number >= first]
         alone = replace(what, asked=own)

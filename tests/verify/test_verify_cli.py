@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,7 +17,7 @@ from kvtrace.render.html.page import verify_page as verify_html
 from kvtrace.render.page import Screen
 from kvtrace.render.terminal import terminal
 from kvtrace.render.verify import verify_junit, verify_page
-from kvtrace.verify.answers import Answered, Result, failed, not_applicable, not_observed, proved
+from kvtrace.verify.answers import Answered, Result, Stopped, failed, not_applicable, not_observed, proved
 from kvtrace.verify.document import verify_schema
 
 Shell = Callable[..., tuple[int, str, str]]
@@ -41,6 +44,39 @@ def test_the_page_names_each_failure_with_its_case() -> None:
     text = terminal(verify_page(RESULT), Screen(120, None))
     assert "FAILED" in text and "mla: outputs" in text and "a96 ; a96" in text and "\x1b" not in text
     assert "kvtrace verify --case" in text and "not observed" in text
+
+
+def test_what_was_stopped_is_not_said_to_have_passed() -> None:
+    whole = replace(RESULT, answers=ANSWERS[:1], stopped=True)
+    text = terminal(verify_page(whole), Screen(120, None))
+    assert "STOPPED  before all was asked" in text and "PASSED" not in text
+    assert "FAILED" in terminal(verify_page(replace(RESULT, stopped=True)), Screen(120, None))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_signal_ends_the_asking_and_what_is_known_is_printed(
+    number: signal.Signals, code: int, asked: bool, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(*_: object) -> Result:
+        try:
+            os.kill(os.getpid(), number)
+        except Stopped:
+            os.kill(os.getpid(), number)  # once more: its server is being stopped
+            if asked:
+                return replace(RESULT, stopped=True)
+            raise
+        raise AssertionError
+
+    monkeypatch.setattr("kvtrace.verify.session.verify", verify)
+    before = [(one, signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        ended, out, err = shell("verify", "--connector", "mine:Mine")
+    finally:
+        for one, handler in before:
+            signal.signal(one, handler)
+    assert ended == code
+    assert ("mla: outputs" in out) is asked and ("stopped before anything was asked" in err) is not asked
 
 
 def test_the_html_page_holds_each_answer_and_no_script() -> None:

@@ -7,7 +7,6 @@ import base64
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.answers import Stopped, VerifyError
 from kvtrace.verify.engine import RequestToMake
 from kvtrace.verify.http import Address, Client
 from kvtrace.verify.served import Server
@@ -169,9 +168,12 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 def test_who_is_told_to_stop_waits_for_no_answer(client: Client) -> None:
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as the command does
+    def stop(*_: object) -> None:
+        raise Stopped  # as the command does
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
-        with pytest.raises(SystemExit):
+        with pytest.raises(Stopped):
             client.ask([RequestToMake("a", [143], 1)], patience=600.0)
         assert Wire.waits.is_set(), "the answer was waited for"
     finally:

@@ -18,7 +18,7 @@ from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.config import STORE_FULL, STORE_SLOW
 from kvtrace.trace.format import Kind, Role, pack_head
-from kvtrace.verify.answers import Answer, Answered, Verdict, VerifyError
+from kvtrace.verify.answers import Answer, Answered, Stopped, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence, LayerError, RequestSeen, _hook_shares
@@ -593,6 +593,45 @@ def test_a_load_that_ends_the_engine_is_told_once() -> None:
             return Reply(error="HTTP 500")
 
     assert failures(Dies()) == {"chunked", "nothing-hangs"}
+
+
+class StoppedAfter(Connector):
+    """The user stops it after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
+        self.batches -= 1
+        if self.batches < 0:
+            raise Stopped
+        return super().ask(requests, patience)
+
+
+class StoppedShort(StoppedAfter):
+    """Its key is the unit alone."""
+
+    def key(self, tokens: Sequence[int], request: RequestToMake) -> tuple[int, ...]:
+        return super().key(tokens[-self.unit :], request)
+
+
+def test_whenever_it_is_stopped_what_is_known_is_told() -> None:
+    """Nothing fails that would not have failed in the end, and what nobody asked is not proved."""
+    counted = StoppedAfter(1000)
+    everything(counted)
+    ended = failed(verdicts(everything(StoppedShort(1000))))
+    for batches in range(0, 1000 - counted.batches, 5):
+        what = everything(StoppedAfter(batches))
+        found = verdicts(what)
+        assert what.stopped and not failed(found), batches
+        assert found["nothing-hangs"].answer is found["finish-told"].answer is Answer.NOT_OBSERVED
+        assert failed(verdicts(everything(StoppedShort(batches)))) <= ended, batches
+    assert ended and verdicts(what)["whole-units"].answer is Answer.PROVED, "nearly all was asked"
+
+
+def test_a_search_for_smaller_cases_that_is_stopped_finds_none() -> None:
+    assert smallest_case(StoppedShort(5), "nobody-else", "a96 b96 ; a96 b96 c96", 60.0) == ("", "")
 
 
 def with_run(what: Observed, **fields: Any) -> Observed:

@@ -83,8 +83,8 @@ _WITHIN = "up to {} tokens are alike: less than a unit, or up to a last token, h
 
 
 _TWO_PROCESSES = (
-    "First see that the lookup asks the store that the workers fill: what one process holds in its memory, or "
-    "under a name that it makes for itself (of its process number, a random one), the other does not find."
+    "First see that the lookup asks the store that the workers fill: what one process holds in its memory, "
+    "or under a name that it makes for itself (of its process number, a random one), the other does not find."
 )
 
 

@@ -22,6 +22,8 @@ def _hangs(own: list[Asked], what: Observed) -> Verdict:
         asked = [one for one in what.asked if one.number == first.number]
         evidence, numbers = judging.raised(what), {"times": len(deaths)}
         return judging.failed_for(asked, f"the engine ended: {first.why}", evidence=evidence, numbers=numbers)
+    if what.stopped:
+        return not_observed(f"not all was asked: {what.died}")
     if what.died:
         return judging.failed_for(what.plain[-1:], f"the engine could not be asked any more: {what.died}")
     other = judging.unanswered([one for one in what.plain if not one.prompt.leaves], what)
@@ -47,6 +49,8 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
     run = what.evidence.run
     if run is None:
         return not_observed("nothing was recorded")
+    if what.stopped:
+        return not_observed(f"not awaited: {what.died}")
     open_loads = [one for one in what.plain if one.seen and one.seen.asynchronous and one.given]
     if not run.async_saves and not open_loads:
         return not_applicable("it announces no asynchronous save and no asynchronous load")
