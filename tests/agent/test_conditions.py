@@ -20,12 +20,14 @@ import sys, time
 from kvtrace.agent.outside import conditions
 
 conditions.install()
+slept = []
+time.sleep = slept.append
 
 def opens(path, mode):
-    began = time.monotonic()
+    slept.clear()
     try:
         with open(path, mode) as file:
-            return ("slow" if time.monotonic() - began >= 0.2 else "opened") + " " * bool(file)
+            return ("slow" if sum(slept) >= 0.2 else "opened") + " " * bool(file)
     except OSError as error:
         return str(error.errno)
 
