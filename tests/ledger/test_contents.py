@@ -437,6 +437,29 @@ def test_a_model_of_one_layer_is_not_judged(tmp_path: Path) -> None:
     assert run.compared == {"equal": 1, "not compared": 2}
 
 
+@pytest.mark.parametrize(
+    ("group", "held", "found"),
+    [(1, 5, "wrong"), (1, 99, "altered"), (0, 5, "not compared")],
+    ids=["another place", "the same place of another prompt", "the first layer"],
+)
+def test_a_kv_cache_group_of_one_layer_is_judged(tmp_path: Path, group: int, held: int, found: str) -> None:
+    """Models with sliding windows may have such. One layer may see no further than its window; the first one
+    sees the token alone."""
+    cache = Cache(tmp_path, layers=2, groups=[(BLOCK, [0]), (BLOCK, [1])])
+
+    def printed(request: str, prints: list[int]) -> None:
+        cache.sim.prints(request, prints, group=group)
+        cache.sim.prints(request, [1000 + at for at in range(len(prints))], group=1 - group)
+
+    cache.computes("a", [])
+    printed("a", [5, 6, 7, 8])
+    cache.computes("other", [], tokens=(91, 92, 93, 94))
+    printed("other", [15, 99, 17, 18])
+    cache.loads("b", [])
+    printed("b", [5, held, 7])
+    assert cache.run().compared == {"equal": 5, found: 1}
+
+
 def test_zeroes_are_nobody_s(tmp_path: Path) -> None:
     """Where it was seen that they were written, they are no other tokens' KV."""
     cache = Cache(tmp_path, kv_blocks=64).loads("b", [ZEROES, ZEROES, ZEROES, 9])

@@ -42,7 +42,7 @@ class ByLayer:
         self._workers, self._rank = workers, shape.rank[0]
         # what stands last counts: the layers of the same rank
         self._others = sorted(others, key=lambda one: one.shape.rank[0] == self._rank)
-        self._layers = _numbered(shape.layers)
+        self._layers = numbered(shape.layers)
         self._in_order = self._layers == list(range(len(self._layers)))
 
     @cached_property
@@ -55,7 +55,7 @@ class ByLayer:
         """(row, begin) of a block -> the numbers of the others' layers, each with whose it is."""
         found: dict[tuple[int, int], dict[int, Whose]] = defaultdict(dict)
         for one in self._others:
-            layers, rank = _numbered(one.shape.layers), one.shape.rank[0]
+            layers, rank = numbered(one.shape.layers), one.shape.rank[0]
             for (row, start, _), numbers in one.numbers().items():
                 found[row, start] |= {
                     value: Whose(rank, layers[at]) for at, value in numbers.items() if value
@@ -115,7 +115,7 @@ class ByLayer:
         return f"layer{'s' if len(layers) > 1 else ''} {some}{more}{of_all}"
 
 
-def _numbered(names: Sequence[str]) -> list[int]:
+def numbered(names: Sequence[str]) -> list[int]:
     """The layers' numbers in the model, as their names have it; else by their order."""
     found = [re.search(r"\d+", name) for name in names]
     numbers = [int(one[0]) for one in found if one]

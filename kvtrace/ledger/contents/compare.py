@@ -11,8 +11,9 @@ proves nothing. It is *wrong*
   said, as they were first computed, that it has nothing for them: what it gives back later is what this run
   gave it.
 
-Everything else is not compared. Each of these needs more than one layer: in a model of one layer the KV
-of a block is the same whatever comes before it.
+Everything else is not compared. Each of these needs a layer behind the model's first one, whose KV is the
+same whatever comes before a token. One such layer alone may see no further than its window: what the same
+place of another prompt computed to may be right there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kvtrace.ledger.contents.by_layer import ByLayer, Differing
+from kvtrace.ledger.contents.by_layer import ByLayer, Differing, numbered
 from kvtrace.ledger.contents.later import Later, held_later
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
 from kvtrace.ledger.contents.unwritten import Places, Written, pairs_written, remaining, unwritten_blocks
@@ -291,7 +292,9 @@ class _Judge:
         workers = [one for one in every if one.shape == shape]
         others = [one for one in every if one.shape != shape and one.shape[1:3] == shape[1:3]]
         self._workers, self._requests, self._prefixes = workers, requests, prefixes
-        self._telling = len(shape.layers) > 1
+        first = min(number for one in every for number in numbered(one.shape.layers))
+        self._telling = max(numbered(shape.layers)) > first
+        self._alone = len(shape.layers) == 1
         self.by_layer = ByLayer(workers, others)
         self._pairs = {one.engine: one.pairs for one in workers}
         self._computed: dict[tuple[int, int], list[Block]] = defaultdict(list)
@@ -389,6 +392,8 @@ class _Judge:
             same = self._prefixes.digest(one.row, block.end) == digest != 0
             begins = self._prefixes.digest(block.row, one.end) == own != 0
             there = (one.start, one.end) == (block.start, block.end)
+            if there and self._alone:
+                continue
             other = f"{ANOTHER_PROMPT if there else ELSEWHERE} ({self._requests[one.row].id})"
             whose = SAME_PROMPT if one.row == block.row or same or begins else other
             of_whom = f"tokens {one.start}-{one.end} of {whose}"
