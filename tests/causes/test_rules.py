@@ -366,6 +366,7 @@ def test_already_stored_by_a_hit_that_is_loaded(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"loaded": 127 + 63, "not-saved:already-stored": 2}
     assert ids(diagnosis) == ["already-stored"]  # vLLM computes the last token even where the store holds it
+    assert not any("Let such prompts load" in line for line in diagnosis.findings[0].remedy), "they did"
     assert diagnosis.loads.accounts["loaded"] == 190 * 2
 
 

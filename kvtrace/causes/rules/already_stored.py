@@ -123,16 +123,20 @@ def rule(case: Case) -> Results:
         events=case.events(CAUSE, "computed again, no store"),
         headline=headline,
     )
-    if not hits and not whole:  # some tokens of a prompt, and the connector never says that it has them
+    behind = hits == len(rows) and not whole
+    if behind:
+        found.remedy = [_REMEDY_BEHIND]
+    elif not hits and not whole:  # some tokens of a prompt, and the connector never says that it has them
         found.remedy = [_REMEDY_NOT_SAID]
     if unsure:
         found.evidence += caught_where_it_saves(case)
         weakest = min(_seen(case, r) for r in unsure)
         found.grade = min(weakest, found.grade) if found.grade is not None else weakest
-        found.remedy = [_REMEDY_UNSURE, *found.remedy]
+        found.remedy = [_REMEDY_UNSURE, *([] if behind else found.remedy)]
     yield found
 
 
+_REMEDY_BEHIND = "Nothing to do: of what is found a prompt's last token at least is computed, in whole units."
 _REMEDY_NOT_SAID = (
     "If they are not meant to be left out, see by which rule they are: the connector may know them by their "
     "content, or store some positions of a prompt alone."

@@ -34,15 +34,15 @@ _TOLD_EARLY = "In get_finished, name a load only once its last slot is written, 
 
 
 def rule(case: Case) -> Results:
-    sync = [row for row in loads.accepted(case) if not row.asynchronous]
+    accepted = loads.accepted(case)
+    sync = [row for row in accepted if not row.asynchronous]
     early = loads.affected(case, CAUSE)
     if early:
-        every = len(sync) + sum(row.asynchronous for row in early)
         yield loads.finding(
             case,
             CAUSE,
             f"Attention ran over {plural(loads.tokens(case, early, CAUSE), 'token')} before their KV was "
-            f"waited for ({of_all(len(early), every, 'load')}).",
+            f"waited for ({of_all(len(early), len(accepted), 'load')}).",
             evidence=loads.reasons_and_places(early, CAUSE),
             headline="attention ran before the loaded KV was there",
             remedy=[_TOLD_EARLY if all(row.asynchronous for row in early) else CAUSE.remedy],

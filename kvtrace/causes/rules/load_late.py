@@ -11,6 +11,8 @@ from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.run import Engine
 from kvtrace.words import count, plural
 
+_WORTH = "Answer a hit only where loading is faster than computing"
+
 CAUSE = Cause(
     id="load-late",
     severity=NOTE,
@@ -20,7 +22,7 @@ CAUSE = Cause(
         "finished (asynchronous): in the median 100 ms and five steps of this run or more, and at least "
         "twice what the tokens cost to compute at this run's pace."
     ),
-    remedy="Answer a hit only where loading is faster than computing; make synchronous loads asynchronous.",
+    remedy=f"{_WORTH}; make synchronous loads asynchronous.",
     timed=True,
 )
 LEAST_WAIT_NS = 100_000_000
@@ -48,6 +50,7 @@ def rule(case: Case) -> Results:
         f"From lookup to KV takes {middle / 1e6:.0f} ms (median of {plural(len(rows), 'load')}): longer "
         "than computing the tokens.",
         requests=len(rows),
+        remedy=[f"{_WORTH}."] if all(row.asynchronous for row in rows) else [CAUSE.remedy],
         evidence=[
             f"{plural(loaded, 'token')} loaded in {waited / 1e6:.0f} ms of waiting; at this run's pace "
             f"({compute / max(1, loaded) / 1e3:.1f} µs a token, all steps) computing them takes about "

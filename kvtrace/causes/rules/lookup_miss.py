@@ -43,7 +43,7 @@ def rule(case: Case) -> Results:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
         return
-    within = "" if due or consumers else "of prompts that share less than a unit with an earlier one"
+    within = "" if due or consumers else "that had no whole unit to find"
     evidence, unasked = [_WITHIN.format(max(row.shared for row in alike))] if within else _repeated(due), ""
     if consumers:
         unasked = transfers.not_asked(case, case.engines[consumers[0].engine], [one.id for one in consumers])
