@@ -38,6 +38,7 @@ class Verdict:
         numbers: for programs.
         requests: the client's ids of the requests that show it, few.
         case: a workload that shows a failure by itself; "" none is known.
+        alone: workloads that show by themselves whether what did not come back does.
     """
 
     answer: Answer
@@ -46,6 +47,7 @@ class Verdict:
     numbers: Mapping[str, Number] = field(default_factory=dict)
     requests: Sequence[str] = ()
     case: str = ""
+    alone: Sequence[str] = ()
 
 
 def proved(says: str, **more: Any) -> Verdict:

@@ -351,7 +351,7 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
         if all(one.back >= expected(one, what) for one in later):
             return not_observed("the engine's own prefix cache had these prompts: nothing was left to load")
         says = f"nothing of {plural(len(later), 'stored prompt')} came back"
-        return failed_for(later, says, evidence=[f"where {_ROOM}"])
+        return failed_for(later, says, evidence=[f"where {_ROOM}"], alone=cases(later))
     gone = [] if shared or not what.unit else missing(later, what, edges)
     if gone:
         return not_back(gone, what)
@@ -376,4 +376,24 @@ def not_back(gone: Sequence[Asked], what: Observed) -> Verdict:
         f"{count(first.back)} of {count(expected(first, what))} tokens of {first.id}",
         evidence=[f"the connector took {plural(took, 'token')} of it when it was asked first; where {_ROOM}"],
         numbers={"prompts": len(gone), "unit": what.unit},
+        alone=cases(gone),
     )
+
+
+_MOST_ALONE = 3
+"""Cases of the shortest, and of the longest."""
+_NOT_PLAIN = frozenset("&^!+~#")
+
+
+def cases(gone: Sequence[Asked]) -> list[str]:
+    """Workloads that show by themselves whether these come back: each prompt, asked twice; of one that is
+    asked with others, or in another way, all of its property's."""
+    plain = {one.prompt.text: len(one.tokens) for one in gone if not _NOT_PLAIN & set(one.case)}
+    by_length = sorted(plain, key=lambda text: plain[text])
+    few = (
+        by_length
+        if len(by_length) <= 2 * _MOST_ALONE
+        else [*by_length[:_MOST_ALONE], *by_length[-_MOST_ALONE:]]
+    )
+    others = dict.fromkeys(one.case for one in gone if _NOT_PLAIN & set(one.case))
+    return [*(f"{text} ; {text}" for text in few), *others]

@@ -16,6 +16,7 @@ from kvtrace.ledger.run import Engine
 from kvtrace.trace.config import new_salt
 from kvtrace.trace.format import SPOOL_DIR
 from kvtrace.verify import child, connector, models, shrink
+from kvtrace.verify.alone import AskedAlone, judged_alone
 from kvtrace.verify.answers import Answer, Answered, Number, Result, Stopped, VerifyError
 from kvtrace.verify.command import BLOCKS, option, without_connector
 from kvtrace.verify.drive import Driver, Progress
@@ -24,7 +25,7 @@ from kvtrace.verify.evidence import Evidence, read
 from kvtrace.verify.judge import judged
 from kvtrace.verify.observed import Arm, EngineFacts, Observed, Question, Settings
 from kvtrace.verify.pair import ServerPair
-from kvtrace.verify.property import FULL, QUICK
+from kvtrace.verify.property import FULL, QUICK, Property
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.served import Server
 from kvtrace.verify.store import Store
@@ -297,7 +298,7 @@ class _One:
             named = options.store is not None
             first, facts = ask(driver, engine.look, options.suite, options.case, named, blocks)
             facts = replace(facts, met=store.met if store is not None else frozenset())
-            smaller = self._smaller(driver, engine, facts)
+            alone, smaller = self._more(driver, engine, facts)
         finally:
             if store is not None:
                 store.restore()
@@ -312,6 +313,7 @@ class _One:
             self._say("starting the same server without the connector")
             what = replace(what, reference=self._reference(bare, what))
         answers = [replace(one, model=self._kind) for one in judged(of_suite(options.suite), what)]
+        answers = [judged_alone(one, alone[one.id]) if one.id in alone else one for one in answers]
         answers = [_with_case(one, *smaller.get(one.id, ("", ""))) for one in answers]
         if options.case:
             answers = [one for one in answers if one.verdict.answer is not Answer.NOT_APPLICABLE]
@@ -334,37 +336,57 @@ class _One:
             sides.append(TracedServer(command, self._environ, folder, patience))
         return TracedPair(*sides)
 
-    def _smaller(
+    def _more(
         self, driver: Driver, engine: TracedServer | TracedPair, facts: EngineFacts
-    ) -> dict[str, tuple[str, str]]:
-        """Property -> the smallest case found, of those that fail; the engine is still up."""
-        suite = of_suite(self._options.suite)
-        seconds = self._options.shrink_seconds
-        if not seconds or driver.died:
-            return {}
-        what = observed(driver, engine.look(), facts, self._options.settings)
+    ) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
+        """What an engine that is still up says of the failures: of what did not come back which case fails
+        alone, too (as of :class:`AskedAlone`), and the smallest case found of the others."""
+        if driver.died:
+            return {}, {}
+        settings, suite = self._options.settings, of_suite(self._options.suite)
+        what = observed(driver, engine.look(), facts, settings)
         deadly = {death.job for death in driver.deaths}
         failed = [
-            (one, answered.verdict.case)
+            (one, answered.verdict)
             for one, answered in zip(suite, judged(suite, what), strict=True)
-            if answered.verdict.answer is Answer.FAILED and answered.verdict.case
-            if one.shrinks and one.id not in deadly
+            if answered.verdict.answer is Answer.FAILED and answered.verdict.case and one.id not in deadly
         ]
-        if failed and not shrink.available():
-            self._notes.append("for the smallest failing case: pip install 'kvtrace[verify]'")
-            return {}
         kept, deaths = len(driver.asked), len(driver.deaths)
-        shrinker = shrink.Shrinker(
-            driver, engine.look, facts, self._options.settings, seconds / max(1, len(failed))
-        )
-        found = {}
-        for one, case in failed:
-            self._progress(0, len(failed), f"smallest case of {one.id}")
-            found[one.id] = shrinker.smallest(one, case)
+        alone: dict[str, str] = {}
+        if not self._options.case:
+            self._progress(0, 0, "what did not come back, alone")
+            absent = [(one, verdict) for one, verdict in failed if verdict.alone]
+            alone = AskedAlone(driver, engine.look, facts, settings).failing(absent)
+        failing = [
+            (one, alone.get(one.id, verdict.case))
+            for one, verdict in failed
+            if one.shrinks and alone.get(one.id, verdict.case)
+        ]
+        smaller = self._smaller(driver, engine, facts, failing)
         del driver.asked[kept:]
         del driver.deaths[deaths:]
-        if driver.stopped:
-            driver.died = ""  # all but the smallest cases was asked
+        driver.died = ""  # all of the suite was asked
+        return alone, smaller
+
+    def _smaller(
+        self,
+        driver: Driver,
+        engine: TracedServer | TracedPair,
+        facts: EngineFacts,
+        failing: Sequence[tuple[Property, str]],
+    ) -> dict[str, tuple[str, str]]:
+        seconds = self._options.shrink_seconds
+        if not seconds or not failing:
+            return {}
+        if not shrink.available():
+            self._notes.append("for the smallest failing case: pip install 'kvtrace[verify]'")
+            return {}
+        share = seconds / len(failing)
+        shrinker = shrink.Shrinker(driver, engine.look, facts, self._options.settings, share)
+        found = {}
+        for one, case in failing:
+            self._progress(0, len(failing), f"smallest case of {one.id}")
+            found[one.id] = shrinker.smallest(one, case)
         return found
 
     def _reference(self, command: Sequence[str], what: Observed) -> dict[Question, Arm]:

@@ -18,6 +18,7 @@ from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.config import STORE_FULL, STORE_SLOW
 from kvtrace.trace.format import Kind, Role, pack_head
+from kvtrace.verify.alone import AskedAlone, judged_alone
 from kvtrace.verify.answers import Answer, Answered, Stopped, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, RequestToMake
@@ -593,6 +594,60 @@ def test_a_load_that_ends_the_engine_is_told_once() -> None:
             return Reply(error="HTTP 500")
 
     assert failures(Dies()) == {"chunked", "nothing-hangs"}
+
+
+class Bounded(Connector):
+    """Its store has room for the units of a few prompts, and drops the oldest."""
+
+    def __init__(self, room: int = 12) -> None:
+        super().__init__()
+        self.room = room
+
+    def save(self, request: RequestToMake) -> None:
+        before = self.kept
+        self.kept = set()
+        super().save(request)
+        newest, old = self.kept, [one for one in before if one not in self.kept]
+        self.order = [one for one in getattr(self, "order", old) if one not in newest] + sorted(
+            newest, key=len
+        )
+        self.kept = set(self.order[-self.room :])
+
+
+class ForgetsTheLong(Bounded):
+    def offered(self, request: RequestToMake) -> int:
+        return 0 if len(request.tokens) > 200 else super().offered(request)
+
+
+def said_alone(connector: Connector) -> dict[str, tuple[Verdict, Verdict]]:
+    """What is said of the failures of which something did not come back: at first, and with what came of it
+    alone."""
+    driver = driver_of(connector)
+    what = asked(driver, connector, jobs_of(QUICK))
+    failures = [
+        (one, found) for one, found in zip(QUICK, judged(QUICK, what), strict=True) if found.verdict.alone
+    ]
+    alone = AskedAlone(driver, connector.look, FACTS, Settings())
+    failing = alone.failing([(one, found.verdict) for one, found in failures])
+    return {one.id: (found.verdict, judged_alone(found, failing[one.id]).verdict) for one, found in failures}
+
+
+def test_what_a_small_store_dropped_for_others_is_a_question() -> None:
+    found = said_alone(Bounded(4))
+    assert {before.answer for before, _ in found.values()} == {Answer.FAILED}
+    told = {name: after for name, (_, after) in found.items() if after.answer is Answer.NOT_OBSERVED}
+    assert {"repeated"} <= told.keys()
+    for after in told.values():
+        assert after.says.endswith("asked alone it comes back") and "is that meant?" in after.evidence[0]
+        assert not after.case
+
+
+def test_what_does_not_come_back_alone_fails_with_that_case() -> None:
+    connector = ForgetsTheLong(1000)
+    before, after = said_alone(connector)["lengths"]
+    assert after.answer is Answer.FAILED and after.says == before.says
+    (length,) = {prompt.length for prompt in parse(after.case).prompts}
+    assert length > 200
 
 
 class StoppedAfter(Connector):
