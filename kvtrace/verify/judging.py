@@ -206,7 +206,8 @@ def other_answers(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, s
     """Requests whose answer is not that of the engine without what was loaded, beyond its own noise."""
     found = []
     for one in asked:
-        if not one.answered or one.prompt.leaves:
+        arm = what.reference.get(one.question)
+        if not one.answered or one.prompt.leaves or (arm and not arm.steady):
             continue
         known = right(one, what)
         if known and not any(_same(one, other, what) for other in known):

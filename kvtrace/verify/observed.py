@@ -147,6 +147,12 @@ class Arm:
 
     replies: tuple[Reply, ...]
 
+    @property
+    def steady(self) -> bool:
+        """Whether it gave one answer: where that depends on what it reuses of its own prefix cache (vLLM's
+        CPU_MLA, 0.32.0) it is no measure of a connector's."""
+        return len({reply.tokens for reply in self.replies}) == 1
+
 
 @dataclass(frozen=True)
 class Observed:

@@ -25,7 +25,7 @@ from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence, LayerError, RequestSeen, _hook_shares
 from kvtrace.verify.judge import judged, workloads
 from kvtrace.verify.judging import noise
-from kvtrace.verify.observed import EngineFacts, Observed, Settings, taken_unit, with_stored
+from kvtrace.verify.observed import Arm, EngineFacts, Observed, Settings, taken_unit, with_stored
 from kvtrace.verify.property import Property
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.session import Options, Small, repeats
@@ -405,6 +405,23 @@ def test_other_answers_without_other_numbers_fail() -> None:
     found = verdicts(everything(Partly()))
     assert "outputs" in failed(found)
     assert found["comes-back-equal"].answer is Answer.NOT_OBSERVED, "a block of each may be another"
+
+
+@pytest.mark.parametrize(("own", "answer"), [((1, 1), Answer.FAILED), ((1, 2), Answer.NOT_OBSERVED)])
+def test_what_an_engine_alone_answers_in_two_ways_is_no_measure(own: tuple[int, ...], answer: Answer) -> None:
+    """As MLA on the CPU does behind any prefix that it reuses."""
+
+    class Spoils(Silent):
+        def reply(self, request: RequestToMake, loaded: int) -> Reply:
+            return Reply((9,) * request.generate if loaded else (1,) * request.generate)
+
+    what = everything(Spoils())
+    arms = {one.question: Arm(tuple(Reply((at,) * one.prompt.generate) for at in own)) for one in what.plain}
+    found = verdicts(replace(what, reference=arms))
+    assert found["outputs"].answer is answer
+    assert ("repeated" in failed(found)) is (answer is Answer.FAILED)
+    if answer is Answer.NOT_OBSERVED:
+        assert "the engine alone gives" in found["outputs"].says
 
 
 def test_prompts_that_end_with_a_unit_are_their_own_property() -> None:
