@@ -96,7 +96,12 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
     short = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) == 0]
     partial = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) > 0]
     evidence = [
-        _lengths([r.prompt for r in prompts], len(short), len(partial)),
+        _lengths(
+            [r.prompt for r in prompts],
+            sum(unit.aligned(r.prompt) == 0 for r in prompts),
+            len(partial),
+            len(case.of_engine(tag)),
+        ),
         *_stores(prompts, unit),
         f"every store is {unit.rounding} tokens, cut to what its chunk held",
         *_empty_key(case, tag, short),
@@ -148,16 +153,18 @@ def _a_step_late(case: Case, tag: int, unit: Unit) -> bool:
     )
 
 
-def _lengths(lengths: list[int], short: int, partial: int) -> str:
-    """How long the prompts are, and what the unit costs them."""
+def _lengths(lengths: list[int], short: int, partial: int, every: int) -> str:
+    """How long the prompts are, and what the unit costs them. ``every``: as many prompts there are in all."""
     if len(lengths) == 1:
         what = "less than one unit" if short else "more than one unit; its partial last unit is not stored"
         return f"the prompt has {plural(lengths[0], 'token')}: {what}"
     low, high = min(lengths), max(lengths)
+    number = count(len(lengths))
+    which = f"{number} of {count(every)} prompts" if len(lengths) < every else f"{number} prompts here"
     spread = (
-        f"all {count(len(lengths))} prompts here have {plural(low, 'token')}"
+        f"{'all ' * (len(lengths) == every)}{which} have {plural(low, 'token')}"
         if low == high
-        else f"{count(len(lengths))} prompts here have {count(low)} to {count(high)} tokens, "
+        else f"{which} have {count(low)} to {count(high)} tokens, "
         f"median {count(round(statistics.median(lengths)))}"
     )
     shorter = f"{count(short)} {'is' if short == 1 else 'are'} shorter than one unit"
