@@ -658,6 +658,10 @@ def _hooked(report: Report) -> Page:
     return [table for table in tables if table.rows]
 
 
+_SIDES = ("kv_producer", "kv_consumer")
+"""Roles of which one alone gives nothing back."""
+
+
 def _verify(report: Report, most: int) -> str:
     """Tells whether that comes back of which no more was seen than that it was read; "" there is none."""
     kept = report["ledger"]["saves"].get("prompts", {}).get(SAVED, {})
@@ -665,6 +669,8 @@ def _verify(report: Report, most: int) -> str:
     command = report["run"]["command"]
     if connector is None or Grade.READ.label not in kept:
         return ""
+    if connector["role"] in _SIDES:
+        return "kvtrace verify --prefill 'vllm serve MODEL ...' --decode 'vllm serve MODEL ...'"
     if "serve" in command:
         whole = clean(shlex.join(command), 2000)
         return f"kvtrace verify -- {whole if len(whole) <= most else 'COMMAND, as it was run here'}"

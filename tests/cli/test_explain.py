@@ -185,6 +185,18 @@ def test_what_was_read_alone_is_to_be_verified_next(
     )
 
 
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_one_side_of_two_is_to_be_verified_with_the_other(shell: Shell, tmp_path: Path, role: str) -> None:
+    value: Any = sample()
+    value["findings"], value["run"]["command"] = [], ["vllm", "serve", "tiny"]
+    value["run"]["engines"][0]["connector"]["role"] = role
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(seal(value)))
+    assert (
+        "verify --prefill 'vllm serve MODEL ...' --decode" in shell("explain", str(path))[1].splitlines()[-1]
+    )
+
+
 def test_a_long_command_takes_no_rows_from_what_was_found(shell: Shell, tmp_path: Path) -> None:
     value: Any = sample()
     value["findings"], value["run"]["command"] = [], ["vllm", "serve", "tiny", "--port", *["8000"] * 40]
