@@ -341,6 +341,9 @@ def test_a_save_that_is_told_before_it_is_read_is_to_wait(tmp_path: Path, end: S
         found = the(diagnose(replace(run, async_saves=saves)), "kv-misplaced")
         assert found.remedy[0].startswith("Report a save in get_finished once all") == bool(saves)
         assert any("finished before it was read" in line for line in found.evidence) == bool(saves)
+    preempted = replace(run, requests=run.requests.assign(preemptions=1))
+    assert any("preempted request" in line for line in the(diagnose(preempted), "kv-misplaced").remedy)
+    assert not any("preempted request" in line for line in the(diagnose(run), "kv-misplaced").remedy)
 
 
 @pytest.mark.parametrize(

@@ -634,6 +634,25 @@ def test_slots_read_in_place_of_anothers_save_nothing(
     assert alike(sim, "w") == {(0, 64): fate}
 
 
+@pytest.mark.parametrize("under_way", [True, False])
+def test_nothing_is_missed_of_a_save_that_is_under_way(tmp_path: Path, under_way: bool) -> None:
+    """A queue may hold it still: blocks of no request were not read in its place, and those of another one
+    were read for that one."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 32, unreadable=True)
+    prefill(sim, "b", 0, 32, unreadable=True)
+    sim.read("a", 0, 32)
+    sim.touch_all(range(800, 832))
+    for request in "ab":
+        if request == "a" or under_way:
+            sim.open_save(request)
+        sim.finish(request, 32)
+    sim.done("a", 0)
+    sim.done("a")
+    assert alike(sim) == {(0, 32): SAVED if under_way else MISPLACED}
+    assert alike(sim, "b") == {(0, 32): UNSEEN if under_way else MISPLACED}
+
+
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_a_part_that_is_read_by_a_worker_that_reads_other_slots(tmp_path: Path, elsewhere: bool) -> None:
     """Places in the table, taken for block numbers, name some of a request's own blocks by chance."""

@@ -100,9 +100,9 @@ def rule(case: Case) -> Results:
             CAUSE, title, tokens=0, share=0.0, requests=len(rows), evidence=reused, grade=Grade.PROVED
         )
     elif equal and not unequal:
-        tokens = sum(row.proved / case.engines[row.engine].pairs for row in accepted)
+        tokens = int(sum(row.proved / case.engines[row.engine].pairs for row in accepted))
         loaded = sum(row.accepted for row in accepted)
-        more = "" if tokens >= loaded else f" of {count(loaded)} loaded; of the others nothing is known"
+        more = "" if tokens >= loaded else f" of {count(loaded)} loaded; the others were not compared"
         yield RuledOut(
             VERIFIED,
             f"{compared} hold exactly what the same tokens computed to in this run "

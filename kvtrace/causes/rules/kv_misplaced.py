@@ -43,6 +43,9 @@ _SEEN_OTHERS = (
     "all or some of their slots were never read, and the calls that were to read them read others: of no "
     "request, or of other positions, requests or layers; what they did read of these tokens stands for others"
 )
+_PREEMPTED = (
+    "drop what waits to be saved of a preempted request (handle_preemptions): its blocks go to others"
+)
 _NOT_BEFORE = "report a save in get_finished once all of its blocks have been read, not when it is queued"
 
 
@@ -52,6 +55,7 @@ def rule(case: Case) -> Results:
         return
     saves, who = case.run.async_saves, plural(len(hit), "request")
     early = sum(one.early for one in saves)
+    preempted = all(request.preemptions for request in hit)
     if late := SaveEnd.MISPLACED not in case.ends:
         title = f"The blocks of {who} were read once other requests had them."
         seen, event = _SEEN_LATE, "its blocks were read once another request had them"
@@ -67,8 +71,13 @@ def rule(case: Case) -> Results:
             *unstored.where(case, CAUSE),
             seen,
             *([f"{_EARLY}: {of_all(early, len(saves), 'asynchronous save')}"] if early else []),
+            *([f"each was preempted ({who})"] if preempted else []),
         ],
-        remedy=[*([_NOT_BEFORE] if early else []), _KEPT if late else CAUSE.remedy],
+        remedy=[
+            *([_NOT_BEFORE] if early else []),
+            *([_PREEMPTED] if preempted else []),
+            _KEPT if late else CAUSE.remedy,
+        ],
         events=case.events(CAUSE, event),
         headline=headline,
     )

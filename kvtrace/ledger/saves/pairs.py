@@ -186,7 +186,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: SaveEvid
         calls=dict(zip(stores.steps.tolist(), numbers, strict=True)),
         kinds=kinds,
         misread=_misread(watched, stores, calls),
-        reads=_reads(watched, requests, evidence.swallowed, engine, _otherwise(watched, calls)),
+        reads=_reads(watched, requests, evidence, engine, _otherwise(watched, calls)),
         settled=settled_steps(watched, steps),
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
@@ -295,7 +295,7 @@ def _otherwise(workers: Sequence[Watched], calls: Sequence[Mapping[At, Call]]) -
 def _reads(
     workers: Sequence[Watched],
     requests: Mapping[int, Request],
-    swallowed: Sequence[Swallowed],
+    evidence: SaveEvidence,
     engine: Engine,
     otherwise: int,
 ) -> dict[int, tuple[Read, ...]]:
@@ -306,9 +306,10 @@ def _reads(
     """
     found: dict[int, list[Read]] = defaultdict(list)
     first = 0
+    pending = {row for row, one in evidence.unfinished.items() if SaveEnd.PENDING in one.values()}
     for one in workers:
-        caught = caught_in_saving(one.worker, swallowed)
-        others = other_slots(one, requests, engine)
+        caught = caught_in_saving(one.worker, evidence.swallowed)
+        others = other_slots(one, requests, engine, pending)
         reads = [*_missed(others), *_too_late(one.slots), *_out_of_windows(one, engine)]
         for row, touch in rewritten(one.slots.reads, requests):
             reads += [(row, read) for read in reads_of(touch, one.worker, caught)]

@@ -227,6 +227,7 @@ class _InPair:
         self._unequal = returned(way.unequal, 1 << pair)
         self._early = _named_early(way.request)
         self._load = self._of_load()
+        self._unfinished = way.unfinished.get("") or way.unfinished.get(way.pairs.spool(pair))
         # Decode steps name no request: all steps of its life count.
         self._decode_unknown = way.pairs.decode_unknown or (
             way.request.last_step > 0
@@ -333,7 +334,7 @@ class _InPair:
         return Token(
             load=load,
             stores=tuple(store for store, parts in self._stores.items() if covers(parts, at)),
-            unfinished=way.unfinished.get("") or way.unfinished.get(way.pairs.spool(self._pair)),
+            unfinished=self._unfinished,
             proved=covers(self._proved, at),
             unequal=covers(self._unequal, at),
             local=covers(way.reuse.local, at),
@@ -349,6 +350,8 @@ class _InPair:
         request, way = self._request, self._way
         if way.pairs.given_away:
             return Blind.OUT_OF_SIGHT, False
+        if self._unfinished == SaveEnd.PENDING and all(entry.implied for entry in request.entries):
+            return Blind.TRACE_CUT, False  # a save is under way, and no metadata says of what
         if chunk < 0:
             return Blind.METADATA_UNREAD if self._decode_unknown else Blind.NO, False
         step = request.chunks[chunk].step

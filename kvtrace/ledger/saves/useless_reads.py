@@ -10,7 +10,7 @@ connectors read too much.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -46,12 +46,16 @@ class OtherSlots:
     missed: Mapping[tuple[int, int, int], Sequence[Interval]] = field(default_factory=dict)
 
 
-def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engine) -> OtherSlots:
+def other_slots(
+    watched: Watched, requests: Mapping[int, Request], engine: Engine, pending: Set[int] = frozenset()
+) -> OtherSlots:
     """What a worker read instead of its steps' tokens. Of models with windows or several KV cache groups
     nothing is said: layers with a window need no more than their last blocks.
 
     Args:
         requests: those of the engine, by row.
+        pending: rows of those whose asynchronous save was under way when the trace ended: nothing of them
+            was missed, as it may be read yet.
     """
     slots, size = watched.slots, max(1, engine.block_size)
     computing, settled = _computing(watched, requests)
@@ -60,7 +64,7 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
     begun = _Begun(requests)
     one_kind = len(engine.facts.kv_groups) < 2 and not windows_of(engine, watched.worker)
     columns = len(watched.worker.kv_layers) if one_kind else 0
-    layers = [_Layer(slots, begun, column, size) for column in range(columns)]
+    layers = [_Layer(slots, begun, column, size, pending) for column in range(columns)]
     read_in: dict[int, list[int]] = defaultdict(list)
     for step, at in slots.amounts:
         if step in computing:
@@ -168,9 +172,9 @@ class _Begun:
 class _Layer:
     """What was read of requests in one layer, at whatever time."""
 
-    def __init__(self, slots: Slots, begun: _Begun, column: int, size: int) -> None:
+    def __init__(self, slots: Slots, begun: _Begun, column: int, size: int, pending: Set[int]) -> None:
         self._slots, self._requests, self._first = slots, begun.requests, begun
-        self._column, self._size = column, size
+        self._column, self._size, self._pending = column, size, pending
 
     def begun(self, chunks: Iterable[tuple[int, ComputedChunk]]) -> list[tuple[int, ComputedChunk]]:
         """Those of requests of which anything was read."""
@@ -196,7 +200,7 @@ class _Layer:
     def _unread(self, row: int, chunk: ComputedChunk, read: list[Interval]) -> list[Interval]:
         request, size = self._requests[row], self._size
         low, high = chunk.start // size * size, min(chunk.end, request.prompt) // size * size
-        if high <= low or self._slots.tables.get(row, 0) < high:
+        if high <= low or self._slots.tables.get(row, 0) < high or row in self._pending:
             return []
         # Of what the metadata names it is known already whether other slots were read instead.
         named = [positions(request, one) for one in request.entries if not one.implied]
