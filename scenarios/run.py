@@ -196,7 +196,8 @@ def write_rest(run_dir: Path) -> None:
 @contextlib.contextmanager
 def one_collection() -> Iterator[None]:
     """vLLM collects garbage nine times in an engine's life, a third of a second each with all of it
-    imported: most of what a small scenario took. Once, when the engine is gone, is enough here."""
+    imported: most of what a small scenario took. Once, when the engine is gone, is enough here, and once for
+    what is imported."""
     collect = gc.collect
     gc.collect = lambda *_, **__: 0
     try:
@@ -204,6 +205,8 @@ def one_collection() -> Iterator[None]:
     finally:
         gc.collect = collect
         gc.collect()
+        if not gc.get_freeze_count():
+            gc.freeze()
 
 
 class more_environment:

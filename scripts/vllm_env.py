@@ -45,7 +45,7 @@ def vllm_env(cache: Path = CACHE) -> dict[str, str]:
         # a small CPU engine: 1 GiB of KV cache; without "nobind" vLLM wants one NUMA node a worker
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
-        OMP_NUM_THREADS=str(min(2, os.cpu_count() or 1)),
+        OMP_NUM_THREADS=env.get("OMP_NUM_THREADS") or str(min(2, os.cpu_count() or 1)),
         TOKENIZERS_PARALLELISM="false",
     )
     temporary = cache / "tmp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import subprocess
 import sys
@@ -27,6 +28,13 @@ ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("kvtrace", deadline=None, derandomize=True)
 settings.register_profile("fresh", deadline=None, print_blob=True)
 settings.load_profile("kvtrace")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: that a tenth of the time goes into looking whether it does, no
+    test needs."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(autouse=True)

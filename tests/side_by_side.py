@@ -3,6 +3,7 @@ time: an engine in one process computes on one core, and a server starts on one.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,6 +64,10 @@ def run_all(scripts: Iterable[Script], model: Path, folder: Callable[[str], Path
     # paths of one length: a connector that pickles its configuration shows its store's
     places = {script: Place(folder(f"script-{n:02}"), model) for n, script in enumerate(scripts)}
     with pytest.MonkeyPatch.context() as patch:
+        # a thread for each of two engines on two cores: a second one would wait in a loop, and so take its
+        # core from the other engine
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "few_collections"), prepend=os.pathsep)
         for name, value in vllm_env().items():  # for what starts its engine in its own environment
             patch.setenv(name, value)
         for last in (False, True):

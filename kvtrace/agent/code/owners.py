@@ -147,10 +147,22 @@ def is_stdlib_file(filename: str) -> bool:
     return path.startswith(_STDLIB) and "/site-packages/" not in path and "/dist-packages/" not in path
 
 
+_folders: dict[str, tuple[Any, str]] = {}
+"""Package -> its module, and where that lies: asked for each file of thousands."""
+
+
 def _folder(package: str) -> str:
     """``/where/it/lies/`` of an imported package; "" for a plain module."""
-    file = getattr(sys.modules.get(package), "__file__", None)
+    module = sys.modules.get(package)
+    known = _folders.get(package)
+    if known is None or known[0] is not module:
+        known = _folders[package] = module, _folder_of(module)
+    return known[1]
+
+
+def _folder_of(module: Any) -> str:
+    file = getattr(module, "__file__", None)
     if not file or os.path.basename(file) != "__init__.py":
-        paths = list(getattr(sys.modules.get(package), "__path__", ()))
+        paths = list(getattr(module, "__path__", ()))
         return str(paths[0]).replace("\\", "/") + "/" if paths else ""
     return os.path.dirname(str(file)).replace("\\", "/") + "/"
