@@ -122,7 +122,7 @@ def run_outside(scenario: Scenario, output: Output, model: str, trace: bool) -> 
 
 def _end_what_hangs(run: subprocess.Popen[bytes], run_dir: Path, function: str) -> int:
     """Kill the process that kvtrace has seen to stand in this function; 0 where that ended the run."""
-    from kvtrace.ledger.stuck_file import read_stuck_file
+    from kvtrace.trace.stuck_file import read_stuck_file
 
     while run.poll() is None:
         looks = [

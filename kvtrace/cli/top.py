@@ -87,7 +87,7 @@ def _follow(watch: LiveRun, every: float, colours: bool) -> None:
 
 def _ask_for_stacks(run_dir: Path) -> str:
     """Ask kvtrace run for a look at all processes; what to tell of it."""
-    from kvtrace.ledger.stuck_file import ASK_FILE, STUCK_FILE
+    from kvtrace.trace.stuck_file import ASK_FILE, STUCK_FILE
 
     try:
         (run_dir / ASK_FILE).touch(mode=0o600)

@@ -11,8 +11,8 @@ from pathlib import Path
 from kvtrace.launch.processes import RunProcess
 from kvtrace.launch.say import say
 from kvtrace.launch.spy import Spy, SpyError
-from kvtrace.ledger.stuck_file import Thread
 from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
+from kvtrace.trace.stuck_file import Thread
 
 _CORE, _CORE_SPOOL = "EngineCore", "scheduler-"
 _MOST_FRAMES = 6

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtrace.launch.rundir import RunDir
-from kvtrace.ledger.rest_file import REST_FILE, RestFile, RestingFile
 from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Way
 from kvtrace.trace.mask import MASK
 from kvtrace.trace.reader import Spool, SpoolError, spool_paths
+from kvtrace.trace.rest_file import REST_FILE, RestFile, RestingFile
 from kvtrace.trace.sums import summed
 
 _MOST_FILES = 1 << 16

@@ -23,8 +23,8 @@ from kvtrace.launch.rundir import RunDir
 from kvtrace.launch.say import say
 from kvtrace.launch.spy import MISSING, program, why_not
 from kvtrace.launch.stuck import ROLES
-from kvtrace.ledger.run_file import PROFILE_DIR, PROFILE_SUFFIX
 from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
+from kvtrace.trace.run_file import PROFILE_DIR, PROFILE_SUFFIX
 from kvtrace.words import plural
 
 MOST_SAMPLES = 30_000

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvtrace.ledger.stuck_file import Frame, Thread
 from kvtrace.trace.mask import mask_text
+from kvtrace.trace.stuck_file import Frame, Thread
 
 _MOST_THREADS, _MOST_FRAMES, _MOST_CHARS = 64, 100, 300
 _MOST_BYTES = 1 << 24

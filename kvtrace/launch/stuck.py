@@ -17,7 +17,8 @@ from kvtrace.launch.finish import pid_in
 from kvtrace.launch.rundir import RunDir
 from kvtrace.launch.say import say
 from kvtrace.launch.spy import FORBIDDEN, MISSING, Spy, SpyError
-from kvtrace.ledger.stuck_file import (
+from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX, Kind
+from kvtrace.trace.stuck_file import (
     ASK_FILE,
     STEP,
     STUCK_FILE,
@@ -28,7 +29,6 @@ from kvtrace.ledger.stuck_file import (
     same_place,
     standing,
 )
-from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX, Kind
 from kvtrace.trace.sums import summed
 from kvtrace.trace.window import written
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from kvtrace.ledger.rest_file import RestFile, RestingFile
 from kvtrace.ledger.run import Engine, Place
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import rows
 from kvtrace.trace.format import Way
+from kvtrace.trace.rest_file import RestFile, RestingFile
 
 DIRECTORY, DATABASE, PEERS, CONFIGURED = "directory", "database", "peer", "configured"
 _KIND = {Way.FILE: DIRECTORY, Way.SHARED_MEMORY: DIRECTORY, Way.SQLITE: DATABASE, Way.SOCKET: PEERS}

@@ -24,9 +24,7 @@ from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.book import ask, ask_resumed, balance, follow, follow_resumed, look
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
-from kvtrace.ledger.rest_file import RestFile, read_rest_file
 from kvtrace.ledger.run import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
-from kvtrace.ledger.run_file import RunFile, read_run_file
 from kvtrace.ledger.saves.assign import RequestSaves, Saves, assign
 from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.measured import MeasuredCells, measure
@@ -42,13 +40,15 @@ from kvtrace.ledger.slots.tables import Given
 from kvtrace.ledger.slots.touches import touches
 from kvtrace.ledger.states.book import book_of_states
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
-from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.values import without_collector
 from kvtrace.trace import facts
 from kvtrace.trace.facts import Limit, WatchLimitsFact
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
+from kvtrace.trace.rest_file import RestFile, read_rest_file
+from kvtrace.trace.run_file import RunFile, read_run_file
+from kvtrace.trace.stuck_file import read_stuck_file
 from kvtrace.words import count, plural
 
 _CHUNKS_SHOWN = 16

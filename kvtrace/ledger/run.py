@@ -19,13 +19,13 @@ from kvtrace.errors import KvtraceError
 from kvtrace.ledger.device import DeviceTotals
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.loads.outcome import LoadOf, LostResumed
-from kvtrace.ledger.run_file import RunFile
 from kvtrace.ledger.states.outcome import States
-from kvtrace.ledger.stuck_file import StuckFile
 from kvtrace.terms import SAVED, Grade
 from kvtrace.trace import facts as documents
 from kvtrace.trace import hooks
 from kvtrace.trace.reader import SpoolInfo
+from kvtrace.trace.run_file import RunFile
+from kvtrace.trace.stuck_file import StuckFile
 
 # --------------------------------------------------------------------------- accounts
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrace.ledger.run import Connector, Engine, Process, Worker
-from kvtrace.ledger.run_file import ListedProcess, RunFile
 from kvtrace.ledger.scan import Scheduled, SpoolScan
 from kvtrace.ledger.steps import NEVER_RAN
 from kvtrace.trace import facts
 from kvtrace.trace.format import Stop
+from kvtrace.trace.run_file import ListedProcess, RunFile
 
 
 def _connectors(scans: Sequence[SpoolScan]) -> list[Connector]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from kvtrace.ledger.stuck_file import StuckFile, ThreadPlace, standing
 from kvtrace.live.look import OpenHook, ProcessLook
+from kvtrace.trace.stuck_file import StuckFile, ThreadPlace, standing
 
 _OF_LOOK_S = 1.0
 """What was written within so long of a look may have been written before it."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtrace.errors import KvtraceError
-from kvtrace.ledger.run_file import RunFile, read_run_file
-from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.live.analysis import Analyses
 from kvtrace.live.counts import WINDOW_NS, Counts, EngineSteps, HookTimes
 from kvtrace.live.look import ProcessLook, Snapshot, State
@@ -22,6 +20,8 @@ from kvtrace.trace.facts import Header
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK, STEP_SHIFT
 from kvtrace.trace.options import transfer_in
 from kvtrace.trace.reader import SpoolError, spool_paths
+from kvtrace.trace.run_file import RunFile, read_run_file
+from kvtrace.trace.stuck_file import read_stuck_file
 
 _GRACE_NS = 10_000_000_000
 

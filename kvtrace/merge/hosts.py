@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from kvtrace.errors import KvtraceError
-from kvtrace.ledger.rest_file import REST_FILE
 from kvtrace.merge.asked import Array, RunIds
 from kvtrace.regular import read_regular
 from kvtrace.trace.format import SPOOL_DIR
+from kvtrace.trace.rest_file import REST_FILE
 from kvtrace.trace.shifts import CLOCKS_FILE, SCHEMA, Shift
 from kvtrace.trace.sums import is_damaged, summed
 

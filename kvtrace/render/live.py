@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvtrace.ledger.stuck_file import STEP
 from kvtrace.live.look import ProcessLook, Snapshot
 from kvtrace.render.answers import outcomes
 from kvtrace.render.layout import bar
@@ -13,6 +12,7 @@ from kvtrace.render.report import SEVERITY_STYLES, outcome_label
 from kvtrace.render.styled import Styled, cell_len
 from kvtrace.render.terminal import STYLES
 from kvtrace.terms import severity_word
+from kvtrace.trace.stuck_file import STEP
 from kvtrace.words import clean, count, duration, percent, plural
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Iterable, Sequence
 
 from kvtrace.ledger.run import Run
-from kvtrace.ledger.run_file import ListedProcess, RunFile
 from kvtrace.trace.facts import Header
+from kvtrace.trace.run_file import ListedProcess, RunFile
 
 _OPEN = ("open", "cut")
 """Ends of a spool whose process has not closed it."""

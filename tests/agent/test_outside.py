@@ -20,9 +20,9 @@ from kvtrace.agent.outside import files  # noqa: E402
 from kvtrace.agent.outside.call import OutsideCall  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.launch.rest import look, write_rest  # noqa: E402
-from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
 from kvtrace.trace.format import Flag, Kind, Way  # noqa: E402
+from kvtrace.trace.rest_file import read_rest_file  # noqa: E402
 
 from . import fakes  # noqa: E402
 from .fakes import BLOCK, BLOCKS, on_worker  # noqa: E402

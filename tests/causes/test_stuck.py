@@ -12,7 +12,7 @@ from synth import Rounding, Sim
 from kvtrace.causes import Diagnosis
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.ledger import read_run
-from kvtrace.ledger.stuck_file import Frame, StuckFile, StuckProcess, Thread
+from kvtrace.trace.stuck_file import Frame, StuckFile, StuckProcess, Thread
 from kvtrace.trace.sums import summed
 
 STEP = Frame("execute_model", "/x/kvtrace/agent/engine/worker.py", 120)

@@ -17,8 +17,8 @@ import pytest
 from side_by_side import KVTRACE, Place, Ran, Script
 from vllm_env import vllm_env
 
-from kvtrace.ledger.stuck_file import StuckProcess, read_stuck_file, standing
 from kvtrace.report.load import read_report
+from kvtrace.trace.stuck_file import StuckProcess, read_stuck_file, standing
 
 from .hanging_ways import HOOKS, WAYS
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import kvtrace
 from kvtrace.launch.spy import Spy
-from kvtrace.ledger.stuck_file import Thread
+from kvtrace.trace.stuck_file import Thread
 
 RUN = [sys.executable, "-m", "kvtrace", "run"]
 ENVIRON = os.environ | {"PYTHONPATH": str(Path(kvtrace.__file__).parents[1])}

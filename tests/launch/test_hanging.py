@@ -20,9 +20,9 @@ from kvtrace.launch import hanging
 from kvtrace.launch.hanging import FrontWatch
 from kvtrace.launch.processes import RunProcess
 from kvtrace.launch.spy import MISSING, Spy, SpyError
-from kvtrace.ledger.run_file import ListedProcess, RunFile, read_run_file
-from kvtrace.ledger.stuck_file import Frame, Thread
 from kvtrace.report.running import left_behind
+from kvtrace.trace.run_file import ListedProcess, RunFile, read_run_file
+from kvtrace.trace.stuck_file import Frame, Thread
 
 FRONT = ["/usr/bin/python3", "/x/bin/vllm", "serve", "m"]
 WAITS = Frame("select", "/usr/lib/python3.11/selectors.py", 468)

@@ -14,10 +14,10 @@ from kvtrace.launch import spy as spy_module
 from kvtrace.launch.rundir import RunDir
 from kvtrace.launch.spy import FORBIDDEN, MISSING, Spy, SpyError, read_dump
 from kvtrace.launch.stuck import MOST_ASKED, MOST_LOOKS, StuckWatch
-from kvtrace.ledger.stuck_file import ASK_FILE, Frame, Thread, read_stuck_file, standing
 from kvtrace.trace import format as fmt
 from kvtrace.trace.facts import Header
 from kvtrace.trace.format import Kind, Stop
+from kvtrace.trace.stuck_file import ASK_FILE, Frame, Thread, read_stuck_file, standing
 from kvtrace.trace.writer import Recorder
 
 PID = 4242

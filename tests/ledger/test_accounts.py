@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtrace.ledger.rest_file import RestFile, RestingFile
 from kvtrace.ledger.saves.files import rewritten
 from kvtrace.ledger.slots.accounts import Account, TracedSpool, accounts
 from kvtrace.ledger.slots.reads import Touch
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, Way, pack_head
+from kvtrace.trace.rest_file import RestFile, RestingFile
 
 SLOT = 64
 NONE = np.empty((0, 8), dtype=np.int64)

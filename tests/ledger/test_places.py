@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kvtrace.ledger.places import places
-from kvtrace.ledger.rest_file import RestFile, RestingFile
 from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Role, Way, pack_head
+from kvtrace.trace.rest_file import RestFile, RestingFile
 
 
 def found(wrote: dict[str, tuple[Way, int]], *rest: RestingFile) -> list[tuple[str, str, int, int]]:

@@ -9,7 +9,6 @@ import pytest
 from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.ledger.requests import collect
-from kvtrace.ledger.run_file import read_run_file
 from kvtrace.ledger.scan import scan
 from kvtrace.ledger.slots.reads import Slots, Touch
 from kvtrace.ledger.slots.resolve import given_blocks, slots_of
@@ -18,6 +17,7 @@ from kvtrace.ledger.slots.touches import touches
 from kvtrace.ledger.topology import topology
 from kvtrace.trace.format import Fact, Flag
 from kvtrace.trace.reader import spool_paths
+from kvtrace.trace.run_file import read_run_file
 
 FIRST, RESUMED, SHARED = int(Flag.FIRST), int(Flag.FIRST | Flag.RESUMED), int(Flag.SHARED)
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)

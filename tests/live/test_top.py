@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from synth import SpoolFile
 
-from kvtrace.ledger.stuck_file import ASK_FILE, Frame, StuckFile, StuckProcess, Thread
 from kvtrace.live.counts import HookTimes
 from kvtrace.live.look import OpenHook, ProcessLook, Snapshot
 from kvtrace.live.stuck import of_looks
 from kvtrace.live.watch import LiveRun
 from kvtrace.render.live import picture
 from kvtrace.render.styled import cell_len
+from kvtrace.trace.stuck_file import ASK_FILE, Frame, StuckFile, StuckProcess, Thread
 
 Shell = Callable[..., tuple[int, str, str]]
 TAKEN_OVER = b"\x1b[?1049h"

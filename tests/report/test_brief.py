@@ -17,7 +17,6 @@ from first_screen import WHERE, judged, shown
 from sample import sample, with_loads
 
 from kvtrace.ledger import run as ledger_model
-from kvtrace.ledger.run_file import RunFile
 from kvtrace.render import answers
 from kvtrace.render.brief import ROWS, brief_text
 from kvtrace.render.page import Screen
@@ -26,6 +25,7 @@ from kvtrace.report import running
 from kvtrace.report.load import check_report
 from kvtrace.report.model import Report
 from kvtrace.trace.facts import Header
+from kvtrace.trace.run_file import RunFile
 from kvtrace.words import count
 
 ROOT = Path(__file__).resolve().parents[2]

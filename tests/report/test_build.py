@@ -12,13 +12,13 @@ import pytest
 
 from kvtrace.causes import diagnosis as causes
 from kvtrace.ledger import run as ledger
-from kvtrace.ledger.run_file import RunFile
 from kvtrace.report.build import assemble
 from kvtrace.report.load import check_report
 from kvtrace.report.model import MAX_COVERAGE_ROWS, MAX_REQUEST_ROWS
 from kvtrace.terms import Stage
 from kvtrace.trace import facts
 from kvtrace.trace.reader import SpoolInfo
+from kvtrace.trace.run_file import RunFile
 
 ENDED = 1_000_000_005 * 10**9
 HEADER = facts.Header(python="3.11")

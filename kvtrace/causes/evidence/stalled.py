@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from kvtrace.causes.case import Case
-from kvtrace.ledger.stuck_file import (
+from kvtrace.trace.stuck_file import (
     STEP,
     Frame,
     StuckProcess,

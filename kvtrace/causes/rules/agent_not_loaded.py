@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtrace.causes.rule import FAULT, Case, Cause, Results, Stage
 from kvtrace.ledger.run import Engine
-from kvtrace.ledger.run_file import ListedProcess
+from kvtrace.trace.run_file import ListedProcess
 from kvtrace.words import count, listed
 
 CAUSE = Cause(

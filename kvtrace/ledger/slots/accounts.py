@@ -22,12 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
-from kvtrace.ledger.rest_file import RestFile
 from kvtrace.ledger.run import OutsideBytes
 from kvtrace.ledger.slots.sets import parse
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import Flag, Way
 from kvtrace.trace.reader import Records
+from kvtrace.trace.rest_file import RestFile
 
 _LEAST, _MOST = 0.98, 1.5
 """Bytes at rest for one that was read, where they account for it: names, headers and text cost some more."""
