@@ -36,8 +36,8 @@ class Server(VllmServer):
         command = [
             *prefix, sys.executable, str(WRAPPER), "serve", str(model), "--served-model-name", "tiny",
             "--enforce-eager", "--max-model-len", "1024", "--max-num-batched-tokens", "256",
-            "--block-size", "32", "--host", "127.0.0.1", "--port", str(port),
-            "--kv-transfer-config", json.dumps(connector),
+            "--block-size", "32", "--num-gpu-blocks-override", "2048", "--host", "127.0.0.1",
+            "--port", str(port), "--kv-transfer-config", json.dumps(connector),
         ]  # fmt: skip
         with log.open("w") as output:
             process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)

@@ -12,7 +12,8 @@ def start(model: str, connector: str, module: str = "", *, transfer: Any = None,
     config = {"kv_connector": connector, "kv_role": "kv_both", **(transfer or {})}
     if module:
         config["kv_connector_module_path"] = module
-    return LLM(model=model, enforce_eager=True, block_size=32, kv_transfer_config=config, **more)
+    own = {"enforce_eager": True, "block_size": 32, "num_gpu_blocks_override": 2048, **more}
+    return LLM(model=model, kv_transfer_config=config, **own)
 
 
 def storing(folder: object, /, **more: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ ENGINE: dict[str, Any] = {
     "max_num_batched_tokens": 128,
     "max_num_seqs": 4,
     "block_size": 32,
+    "num_gpu_blocks_override": 2048,
     "enable_prefix_caching": False,
 }
 
