@@ -66,6 +66,12 @@ def test_no_verb_loads_the_analysis_before_it_runs() -> None:
     assert done.returncode == 0 and not heavy & set(done.stdout.split())
 
 
+def test_a_command_that_run_starts_waits_for_no_tables() -> None:
+    code = "import sys, kvtrace.launch.session; print('loaded', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not {"pandas", "pyarrow"} & set(done.stdout.split())
+
+
 def long_way(monkeypatch: pytest.MonkeyPatch, shell: Shell, *words: str) -> tuple[int, str, str]:
     with monkeypatch.context() as patch:
         patch.setattr(quick, "quick", lambda words: False)

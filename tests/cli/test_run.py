@@ -203,13 +203,6 @@ def test_a_script_without_a_first_line_runs_like_in_a_shell(here: Path) -> None:
     assert (done.returncode, done.stdout) == (9, b"a b\n")
 
 
-def test_what_starts_a_command_reads_no_tables() -> None:
-    """pandas takes half a second to import, and a command waits for it."""
-    code = "import sys, kvtrace.cli.app, kvtrace.launch.session; print('pandas' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 def test_the_working_directory_may_be_gone(here: Path) -> None:
     (here / "gone").mkdir()
     command = f"cd gone && rmdir ../gone && exec {sys.executable} -m kvtrace run -- true"
