@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtrace.regular import read_regular
 from kvtrace.trace.facts import Document
-from kvtrace.trace.sums import is_damaged
+from kvtrace.trace.sums import read_summed
 
 REST_FILE = "rest.json"
 SCHEMA = "kvtrace.rest/1"
@@ -38,15 +36,13 @@ class RestFile(Document):
 
 def read_rest_file(run_dir: Path) -> tuple[RestFile, list[str]]:
     """The rest.json of a run directory and notes on it; all unknown where there is none that can be read."""
-    path = run_dir / REST_FILE
     try:
-        data = read_regular(path, _MAX_BYTES)
-        value = json.loads(data.decode("utf-8", "replace")) if len(data) <= _MAX_BYTES else None
+        value = read_summed(run_dir / REST_FILE, _MAX_BYTES)
     except FileNotFoundError:
         return RestFile(), []
     except (OSError, ValueError, RecursionError):
         return RestFile(), [f"{REST_FILE} cannot be read: what came to rest is unknown"]
-    if not isinstance(value, dict) or is_damaged(value):
+    if value is None:
         return RestFile(), [
             f"{REST_FILE} is not as it was written and was left out: what came to rest is unknown"
         ]

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtrace.regular import read_regular
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Document
-from kvtrace.trace.sums import is_damaged
+from kvtrace.trace.sums import read_summed
 
 STUCK_FILE = "stuck.json"
 ASK_FILE = "look-now"
@@ -87,13 +85,12 @@ class ThreadPlace:
 def read_stuck_file(run_dir: Path) -> tuple[StuckFile, list[str]]:
     """The stuck.json of a run directory and notes on it; nothing in it where there is none to be read."""
     try:
-        data = read_regular(run_dir / STUCK_FILE, _MAX_BYTES)
-        value = json.loads(data.decode("utf-8", "replace")) if len(data) <= _MAX_BYTES else None
+        value = read_summed(run_dir / STUCK_FILE, _MAX_BYTES)
     except FileNotFoundError:
         return StuckFile(), []
     except (OSError, ValueError, RecursionError):
         return StuckFile(), [f"{STUCK_FILE} cannot be read: where processes stood is unknown"]
-    if not isinstance(value, dict) or is_damaged(value):
+    if value is None:
         return StuckFile(), [f"{STUCK_FILE} is not as it was written and was left out"]
     return StuckFile.from_json(value), []
 

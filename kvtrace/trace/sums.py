@@ -1,11 +1,14 @@
-"""A checksum inside a JSON document: whether ``run.json`` and ``rest.json`` are as they were written."""
+"""A checksum inside a JSON document: whether the files of a run directory are as they were written."""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from kvtrace.regular import read_regular
 
 KEY = "crc32"
 
@@ -19,6 +22,17 @@ def summed(document: Mapping[str, Any]) -> dict[str, Any]:
 def is_damaged(document: Mapping[str, Any]) -> bool:
     """Whether it differs from its checksum; False where it has none (of an older kvtrace)."""
     return KEY in document and document[KEY] != summed(document)[KEY]
+
+
+def read_summed(path: Path, most: int) -> dict[str, Any] | None:
+    """The object in a JSON file of at most so many bytes; None where it is none, or not as it was written.
+
+    Raises:
+        OSError, ValueError, RecursionError: it can't be read.
+    """
+    data = read_regular(path, most)
+    value = json.loads(data.decode("utf-8", "replace")) if len(data) <= most else None
+    return value if isinstance(value, dict) and not is_damaged(value) else None
 
 
 def _crc(plain: Mapping[str, Any]) -> int:

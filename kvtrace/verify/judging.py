@@ -206,8 +206,7 @@ def other_answers(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, s
     """Requests whose answer is not that of the engine without what was loaded, beyond its own noise."""
     found = []
     for one in asked:
-        arm = what.reference.get(one.question)
-        if not one.answered or one.prompt.leaves or (arm and not arm.steady):
+        if not one.answered or one.prompt.leaves:
             continue
         known = right(one, what)
         if known and not any(_same(one, other, what) for other in known):
@@ -216,10 +215,11 @@ def other_answers(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, s
 
 
 def right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
-    """The answers that are right: without a connector, else of the requests that computed it all."""
+    """The answers that are right: without a connector, else of the requests that computed it all. None where
+    the engine alone gives more than one."""
     arm = what.reference.get(one.question)
     if arm is not None:
-        return [(reply.tokens, reply) for reply in arm.replies if reply.tokens]
+        return [(reply.tokens, reply) for reply in arm.replies if reply.tokens] if arm.steady else []
     asker = one.prompt.asker[1:]
     return [
         (other.reply.tokens, other.reply)

@@ -47,7 +47,7 @@ class OtherSlots:
 
 
 def other_slots(
-    watched: Watched, requests: Mapping[int, Request], engine: Engine, pending: Set[int] = frozenset()
+    watched: Watched, requests: Mapping[int, Request], engine: Engine, pending: Set[int]
 ) -> OtherSlots:
     """What a worker read instead of its steps' tokens. Of models with windows or several KV cache groups
     nothing is said: layers with a window need no more than their last blocks.

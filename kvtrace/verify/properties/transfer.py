@@ -115,15 +115,15 @@ def _lookups(own: list[Asked], what: Observed) -> Verdict:
 
 def _outputs(own: list[Asked], what: Observed) -> Verdict:
     compared = [one for one in what.plain if one.answered and not one.prompt.leaves]
-    unsteady = sum(not arm.steady for arm in what.reference.values())
     if what.reference:
-        compared = [one for one in compared if one.question in what.reference]
-        compared = [one for one in compared if what.reference[one.question].steady]
+        steady = {question for question, arm in what.reference.items() if arm.steady}
+        compared = [one for one in compared if one.question in steady]
         beside = "an engine without the connector"
     else:
         compared = [one for one in compared if one.given and judging.right(one, what)]
         beside = "the same engine before it loaded"
     if not compared:
+        unsteady = sum(not arm.steady for arm in what.reference.values())
         of_engine = f": the engine alone gives {plural(unsteady, 'prompt')} more than one answer each"
         return not_observed(f"no answer could be compared{of_engine if unsteady else ''}")
     other = judging.other_answers(compared, what)
