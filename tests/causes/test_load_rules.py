@@ -317,7 +317,19 @@ def test_a_load_that_works(tmp_path: Path) -> None:
     assert {"load-failed", "load-not-injected", "loaded-partly", "load-after-use", "lookup-clamped"} <= set(
         out
     )
-    assert "measured in every layer" in out["load-not-injected"]
+    assert "measured in every layer)" in out["load-not-injected"]
+
+
+def test_a_load_of_layers_with_a_window_says_so(tmp_path: Path) -> None:
+    """Of these no more is to be written than lies in the window: that was said of all tokens."""
+    names = [f"model.layers.{i}.self_attn.attn" for i in range(2)]
+    groups = [{"kind": "SlidingWindowSpec", "block_size": 16, "layers": names, "window": 64}]
+    sim = loading(tmp_path, engine_facts={"kv_groups": groups})
+    for layer in range(2):
+        sim.effect(0, sim.step_id, layer, 96, hook="start_load_kv", flags=LOAD)
+    out = ruled_out(analyse(sim))
+    assert "measured in every layer; of layers with a window what it holds" in out["load-not-injected"]
+    assert out["loaded-partly"].endswith("; of layers with a window what it holds")
 
 
 def test_load_not_injected_with_a_complaint(tmp_path: Path) -> None:

@@ -69,6 +69,13 @@ def came(case: Case, row: LoadOf) -> bool:
     return row.ends.get(LoadEnd.LOADED, 0) >= row.accepted * case.engines[row.engine].pairs
 
 
+def windows(case: Case, rows: Iterable[LoadOf]) -> str:
+    """What to say of layers that need only what lies in their window; "" there are none."""
+    engines = {row.engine for row in rows}
+    windowed = any(group.window for tag in engines for group in case.engines[tag].token_groups)
+    return "; of layers with a window what it holds" if windowed else ""
+
+
 def finding(case: Case, cause: Cause, title: str, **given: Unpack[Fields]) -> Finding:
     """A finding with the numbers of the ledger of loads, where none are given."""
     rows = affected(case, cause)

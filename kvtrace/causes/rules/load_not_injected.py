@@ -84,7 +84,8 @@ def rule(case: Case) -> Results:
     if measured and all(row.measured and loads.came(case, row) for row in accepted):
         yield CAUSE.ruled_out(
             f"the load hooks wrote the slots of {of_all(len(measured), len(accepted), 'load')} "
-            f"({count(sum(row.accepted for row in measured))} tokens, measured in every layer)"
+            f"({count(sum(row.accepted for row in measured))} tokens, measured in every "
+            f"layer{loads.windows(case, measured)})"
         )
     elif len(measured) < len(accepted):
         yield CAUSE.not_observed(

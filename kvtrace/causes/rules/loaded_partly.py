@@ -42,4 +42,6 @@ def rule(case: Case) -> Results:
     measured = [row for row in accepted if row.measured and loads.came(case, row)]
     if measured and len(measured) == len(accepted):
         whose = of_all(len(measured), len(accepted), "load")
-        yield CAUSE.ruled_out(f"as many slots were written as tokens accepted in {whose}")
+        yield CAUSE.ruled_out(
+            f"as many slots were written as tokens accepted in {whose}{loads.windows(case, measured)}"
+        )
