@@ -12,18 +12,18 @@ Nothing is concluded from silence: a store in memory, in another process, or wri
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import groupby, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvtrace.ledger.intervals import Interval, length, subtract, union
+from kvtrace.ledger.intervals import length, subtract, union
 from kvtrace.ledger.run import OutsideBytes
 from kvtrace.ledger.slots.sets import parse
+from kvtrace.ledger.steps import Array, Mask
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import Flag, Way
 from kvtrace.trace.reader import Records
@@ -31,7 +31,7 @@ from kvtrace.trace.rest_file import RestFile
 
 _LEAST, _MOST = 0.98, 1.5
 """Bytes at rest for one that was read, where they account for it: names, headers and text cost some more."""
-_LOADING = frozenset(hook.code for hook in hooks.LOADING)
+_LOADING = [hook.code for hook in hooks.LOADING]
 
 
 class Account(IntEnum):
@@ -57,9 +57,7 @@ class Account(IntEnum):
     """... under all of the names."""
 
 
-_ALONE = {account: (account, "") for account in Account}
-_Found = dict[int, tuple[Account, str]]
-"""Call -> what became of what it read, and the peer."""
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -100,13 +98,12 @@ def accounts(trace: TracedSpool, rest: RestFile) -> Accounts:
     indexes = sorted(set(np.unique(rows.detail(slots.head)).tolist()) - {0})
     reads = set(rows.detail(slots.head[rows.flags(slots.head) & Flag.STORE != 0]).tolist()) & {*indexes}
     found = [_of_connector(trace, files, index, alone=(reads or {*indexes}) == {index}) for index in indexes]
-    totals = tuple(total for *_, total in found)
-    put = {total.connector for total in totals if total.went}
+    put = [one.total.connector for one in found if one.total.went]
     return Accounts(
-        {call: one for of_calls, _, _ in found for call, one in of_calls.items()},
-        totals,
-        frozenset(slots.call[np.isin(rows.detail(slots.head), list(put))].tolist()),
-        {call: step for _, over, _ in found for call, step in over.items()},
+        {call: account for one in found for call, account in one.of_call.items()},
+        tuple(one.total for one in found),
+        frozenset(slots.call[np.isin(rows.detail(slots.head), put)].tolist()),
+        {call: step for one in found for call, step in one.over.items()},
     )
 
 
@@ -117,11 +114,15 @@ class _StoreFile:
     """What came under one name, or several. ``end``: its size in bytes when the run was over. ``came``: bytes
     that were written to it in all, as far as that was seen; ``before``: what it held then."""
 
-    __slots__ = ("after", "before", "came", "database", "emptied", "end", "names", "over", "removed", "size")
+    __slots__ = (
+        "after", "before", "came", "database", "emptied", "end", "names", "over", "place", "removed", "size",
+    )  # fmt: skip
 
-    def __init__(self, name: str, before: int) -> None:
+    def __init__(self, name: str, before: int, place: int) -> None:
         self.names: tuple[str, ...] = (name,)
         self.before = before
+        self.place = place
+        """Among all files."""
         self.size = self.end = self.came = 0
         self.emptied = False
         """It is there, and holds nothing any more."""
@@ -165,20 +166,17 @@ class _StoreFile:
         return 0 if self.after else min(self.grew, self.end)
 
 
-class _Write(NamedTuple):
-    """``amount``: bytes that came into a file, -1 where that can't be told."""
-
-    file: _StoreFile
-    amount: int
-
-
 class _Files:
     """Follows names in the order of time. Attributes:
-    writes: by the row of the OUTSIDE table what it wrote to a file, None where it did not.
+    every: that was written to.
+    of_row: by the row of the OUTSIDE table the place of the file that it wrote to, -1 where it did not.
+    columns: of all files: whether it keeps what came, is renewed, lost, of no use here; in which step it was
+    written over, and whether it was.
     """
 
     def __init__(self, trace: TracedSpool, rest: RestFile) -> None:
-        self.writes: list[_Write | None] = [None] * len(trace.outside)
+        self.every: list[_StoreFile] = []
+        self.of_row: Array = np.full(len(trace.outside), -1, np.int64)
         self._now: dict[str, _StoreFile] = {}
         order = np.argsort(trace.outside[:, 1], kind="stable")
         for at, words in zip(order.tolist(), rows.one_by_one(trace.outside[order]), strict=True):
@@ -189,18 +187,25 @@ class _Files:
             elif way != Way.SOCKET:
                 file = self._written(name, row)
                 file.came += max(0, row.bytes)
-                self.writes[at] = _Write(file, row.bytes)
+                self.of_row[at] = file.place
         resting = {one.path: one for one in rest.files}
-        for file in {id(write.file): write.file for write in self.writes if write}.values():
+        for file in self.every:
             found = [resting[name] for name in file.names if name in resting]
             sizes = [one.size or 0 for one in found if one.exists is not None]
             file.end = max(sizes, default=0) if sizes else file.size
             file.emptied = any(one.exists for one in found) and file.end == 0 < file.size
+        told = [
+            (one.keeps, one.renewed, one.lost, one.removed or one.database, one.over, one.after is not None)
+            for one in self.every
+        ]
+        self.columns: Array = np.array(told, np.int64).reshape(-1, 6)
 
     def _written(self, name: str, row: rows.Outside) -> _StoreFile:
         file = old = self._now.get(name)
         if file is None or rows.flags(row.head) & Flag.FIRST:
-            file = self._now[name] = _StoreFile(name, max(0, row.size - max(0, row.bytes)))
+            before = max(0, row.size - max(0, row.bytes))
+            file = self._now[name] = _StoreFile(name, before, len(self.every))
+            self.every.append(file)
             if old is not None:
                 old.written_over(file, row.step)
         file.database |= rows.code(row.head) == Way.SQLITE
@@ -225,206 +230,237 @@ class _Files:
             file.removed = True
 
 
+# --- reads and writes, in columns ---------------------------------------------------------------------------
+
+
+class _Calls(NamedTuple):
+    """Those of one connector. ``number``: of the call; ``stores``: it read KV to store, ``wrote``: it wrote,
+    or sent; ``read``: bytes to store; ``unknown``: what it read, or wrote, can't be told in full."""
+
+    number: Array
+    step: Array
+    stores: Mask
+    wrote: Mask
+    read: Floats
+    unknown: Mask
+
+
+class _Moves(NamedTuple):
+    """Bytes that came into files, or went through sockets; -1 where that can't be told. ``call``: the place
+    of its call; ``to``: the place of the file, or the name of the peer; ``errors``: connections refused."""
+
+    call: Array
+    to: Array
+    amount: Array
+    errors: Array
+
+
+class _OfConnector(NamedTuple):
+    """``files``: as of _Files.columns."""
+
+    calls: _Calls
+    writes: _Moves
+    sent: _Moves
+    files: Array
+
+
+def _read(trace: TracedSpool, files: _Files, index: int, indexes: Sequence[int]) -> _OfConnector:
+    slots = trace.slots[rows.detail(trace.slots[:, 0]) == index]
+    touched = rows.columns(rows.SlotsTouched, slots)
+    wrote = rows.columns(rows.Outside, trace.outside)
+    at = np.flatnonzero(np.isin(rows.detail(wrote.head), indexes) & (rows.code(wrote.head) != Way.NAME))
+    number = np.union1d(touched.call, wrote.call[at])
+    call, to = np.searchsorted(number, wrote.call[at]), files.of_row[at]
+    moves = _Moves(call, np.where(to < 0, wrote.target[at], to), wrote.bytes[at], wrote.errors[at])
+    writes, sent = (_Moves(*(column[mask] for column in moves)) for mask in (to >= 0, to < 0))
+    none = np.zeros(len(number), np.int64)
+    calls = _Calls(number, none, none > 0, none > 0, none.astype(float), none > 0)
+    calls.step[call[::-1]] = wrote.step[at][::-1]  # of its first one
+    calls.wrote[call] = True
+    calls.unknown[writes.call[writes.amount < 0]] = True
+    _add_reads(trace, touched, calls)
+    return _OfConnector(calls, writes, sent, files.columns)
+
+
+def _add_reads(trace: TracedSpool, touched: rows.SlotsTouched, calls: _Calls) -> None:
+    """Add what calls read to store. What a call fills as well it read for a load: as the shape of what is to
+    come."""
+    numbers: Array = touched.call
+    call, marks = np.searchsorted(calls.number, numbers), rows.flags(touched.head)
+    stores = marks & Flag.STORE != 0
+    fills = (marks & Flag.LOAD != 0) & (np.isin(rows.code(touched.head), _LOADING) | ~stores)
+    reads = stores & ~fills
+    calls.stores[call[reads]] = True
+    calls.step[call[reads]] = touched.step[reads]
+    ids, which = np.unique(touched.slot_set, return_inverse=True)
+    sets = [parse(trace.names.get(one, "")) for one in ids.tolist()]
+    in_part = np.array([bool(one.partly) for one in sets], bool)[which] | (touched.partly > 0)
+    shared = (touched.slot_set == 0) | (marks & Flag.SHARED != 0)
+    calls.unknown[call[reads & (shared | in_part)]] = True
+    layers, layer = np.unique(touched.layer, return_inverse=True)
+    sizes = np.array([trace.slot_bytes.get(trace.names.get(one, ""), 0.0) for one in layers.tolist()], float)
+    here = np.flatnonzero((reads & ~shared) | fills)
+    here = here[np.lexsort((layer[here], call[here]))]
+    begins = np.flatnonzero(np.diff(call[here] * len(layers) + layer[here], prepend=-1))
+    ends = np.append(begins[1:], len(here))[: len(begins)]
+    first = here[begins]
+    whole = np.array([length(union(one.full)) for one in sets], np.int64)[which[first]] * reads[first]
+    left = whole.copy()
+    for pair in np.flatnonzero(ends - begins > 1).tolist():  # most calls touch a layer's slots once
+        same = here[begins[pair] : ends[pair]]
+        read, filled = (
+            union(run for at in which[same[mask[same]]].tolist() for run in sets[at].full)
+            for mask in (reads, fills)
+        )
+        whole[pair], left[pair] = length(read), length(subtract(read, filled))
+    size = sizes[layer[first]]
+    calls.unknown[call[first[(whole > 0) & (size == 0)]]] = True
+    np.add.at(calls.read, call[first], left * size)
+
+
 # --- groups -------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Group:
-    """Reads and writes that belong together: of one call, of one step, or of all."""
+class _Groups(NamedTuple):
+    """Reads and writes that belong together: of one call, of one step, or of all. ``account``: what became of
+    what each read; ``over``: the step in which its files were written over, ``peer``: to which most was sent
+    (0: none)."""
 
-    calls: list[int] = field(default_factory=list)
-    read: float = 0.0
-    unknown: bool = False
-    """What was read, or written, can't be told in full."""
-    writes: list[_Write] = field(default_factory=list)
-    sent: Counter[str] = field(default_factory=Counter)
-    """Bytes by peer."""
-    refused: int = 0
-
-    def add(self, other: _Group) -> None:
-        self.calls += other.calls
-        self.read += other.read
-        self.unknown |= other.unknown
-        self.writes += other.writes
-        self.sent.update(other.sent)
-        self.refused += other.refused
-
-    @property
-    def written(self) -> int:
-        """Bytes as they came to files."""
-        return sum(max(0, one.amount) for one in self.writes)
-
-    def account(self) -> Account:
-        if self.unknown or not self.read:
-            return Account.OPEN
-        stays = not any(one.file.removed or one.file.database for one in self.writes)
-        there = sum(one.amount for one in self.writes if one.amount > 0 and one.file.keeps)
-        if stays and _accounts_for(there, self.read):
-            return Account.WRITTEN
-        renewed = sum(one.amount for one in self.writes if one.amount > 0 and one.file.renewed)
-        if stays and self.over and _accounts_for(there + renewed, self.read):
-            return Account.WRITTEN_OVER if there else Account.OVERWRITTEN
-        own = [one.file for one in self.writes if one.amount]
-        if _accounts_for(self.written, self.read) and own and all(file.lost for file in own):
-            return Account.LOST_LATER
-        if self.refused and not self.writes and not self.sent.total():
-            return Account.REFUSED
-        if not self.written and _accounts_for(self.sent.total(), self.read):
-            return Account.SENT
-        return Account.OPEN
-
-    @property
-    def over(self) -> int:
-        """The step in which other things were written under the names of its files, but for small ones (an
-        index); 0: none, or several."""
-        steps = Counter[int]()
-        for one in self.writes:
-            steps[one.file.over] += max(0, one.amount) if one.file.after else 0
-        step, amount = max(steps.items(), key=lambda found: found[1], default=(0, 0))
-        return step if amount >= _LEAST * steps.total() else 0
-
-    @property
-    def peer(self) -> str:
-        """To which most was sent."""
-        return max(self.sent, key=self.sent.__getitem__, default="")
+    account: Array
+    over: Array
+    peer: Array
 
 
-def _accounts_for(written: float, read: float) -> bool:
-    return _LEAST * read <= written <= _MOST * read
+def _account(found: _OfConnector, of: Array) -> _Groups:
+    """``of``: by the place of a call the number of its group, -1 none."""
+    number = int(of.max(initial=-1)) + 1
+    inside = of >= 0
+
+    def total(groups: Array, amounts: NDArray[Any] | None = None) -> Floats:
+        """Of each group."""
+        return np.bincount(groups, amounts, number).astype(float)
+
+    def of_groups(moves: _Moves) -> _Moves:
+        here = inside[moves.call]
+        return _Moves(of[moves.call[here]], *(column[here] for column in moves[1:]))
+
+    writes, sent = of_groups(found.writes), of_groups(found.sent)
+    keeps, renewed, lost, of_no_use, over, is_over = found.files[writes.to].T
+    came, own = np.maximum(writes.amount, 0), writes.amount != 0
+    read = total(of[inside], found.calls.read[inside])
+    unknown = total(of[inside], found.calls.unknown[inside]) > 0
+    written, went = total(writes.call, came), total(sent.call, sent.amount)
+    stays, there = total(writes.call, of_no_use) == 0, total(writes.call, came * keeps)
+    with_renewed = there + total(writes.call, came * renewed)
+    all_lost = (total(writes.call, own) > 0) & (total(writes.call, own * (1 - lost)) == 0)
+    refused = (total(sent.call, sent.errors) != 0) & (total(writes.call) == 0) & (went == 0)
+    step_over = _most(writes.call, over, came * is_over, number, _LEAST)
+
+    def fits(amount: Floats) -> Mask:
+        """Whether bytes account for what was read."""
+        result: Mask = (_LEAST * read <= amount) & (amount <= _MOST * read)
+        return result
+
+    told = {
+        Account.OPEN: unknown | (read == 0),
+        Account.WRITTEN: stays & fits(there),
+        Account.WRITTEN_OVER: stays & (step_over > 0) & fits(with_renewed) & (there > 0),
+        Account.OVERWRITTEN: stays & (step_over > 0) & fits(with_renewed),
+        Account.LOST_LATER: fits(written) & all_lost,
+        Account.REFUSED: refused,
+        Account.SENT: (written == 0) & fits(went),
+    }
+    account = np.select(list(told.values()), list(map(int, told)), int(Account.OPEN))
+    return _Groups(account, step_over, _most(sent.call, sent.to, sent.amount, number))
 
 
-def _of_connector(
-    trace: TracedSpool, files: _Files, index: int, alone: bool
-) -> tuple[_Found, dict[int, int], OutsideBytes]:
+def _most(group: Array, what: Array, amount: Array, number: int, share: float = 0.0) -> Array:
+    """Of each group for what the amounts are the most, 0 where that is less than a share of all: small ones
+    (an index) do not count."""
+    pairs, at = np.unique(np.stack([group, what]), axis=1, return_inverse=True)
+    amounts = np.bincount(at.reshape(-1), amount, pairs.shape[1])
+    total = np.bincount(pairs[0], amounts, number)
+    order = np.argsort(amounts, kind="stable")
+    order = order[(amounts[order] > 0) & (amounts[order] >= share * total[pairs[0, order]])]
+    found: Array = np.zeros(number, np.int64)
+    found[pairs[0, order]] = pairs[1, order]  # the last one that is set stays
+    return found
+
+
+class _Settled(NamedTuple):
+    """What is known of one connector: of its calls, the step in which what they wrote was written over, and
+    the sums."""
+
+    of_call: Mapping[int, tuple[Account, str]]
+    over: Mapping[int, int]
+    total: OutsideBytes
+
+
+def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) -> _Settled:
     """``alone``: no other one reads KV to store: what was done for no known connector is this one's."""
-    found, every, last = _Settled(), _Group(), _Group()
-    of_steps: dict[int, _Group] = defaultdict(_Group)
-    for step, group in _of_calls(trace, files, index, [index, 0] if alone else [index]):
-        every.add(group)
-        if not found.settle(group):
-            of_steps[step].add(group)
-    for group in of_steps.values():
-        if not found.settle(group):
-            last.add(group)
-    empty = _never_a_byte(every)
-    if last.read and empty and not every.unknown:
-        found.close(last, Account.EMPTY)
-    else:
-        found.settle(last)
-    told = not (every.unknown or every.sent.total())
-    own = {id(write.file): write.file for write in every.writes}
-    held = sum(file.held for file in own.values())
-    moved = _moved(found.read[Account.LOST_LATER], every.read - held)
+    found = _read(trace, files, index, [index, 0] if alone else [index])
+    calls, writes, sent = found.calls, found.writes, found.sent
+    own = [files.every[place] for place in np.unique(writes.to).tolist()]
+    came_to_rest = any(file.size or file.end for file in own)
+    nothing = not (came_to_rest or sent.amount.any() or sent.errors.any())
+    unknown, empty = bool(calls.unknown.any()), len(own) > 1 and nothing
+    account, over, peer = np.zeros((3, len(calls.number)), np.int64)
+
+    def settle(together: Array) -> None:
+        """Of calls of which nothing is known, those in which this is the same."""
+        still = np.flatnonzero((account == Account.OPEN) & (calls.stores | calls.wrote))
+        of = np.full(len(account), -1)
+        of[still] = np.unique(together[still], return_inverse=True)[1]
+        account[still], over[still], peer[still] = (column[of[still]] for column in _account(found, of))
+
+    settle(calls.number)
+    settle(calls.step)
+    if empty and not unknown and calls.read[account == Account.OPEN].any():
+        account[account == Account.OPEN] = Account.EMPTY
+    settle(np.zeros_like(calls.step))
+
+    read = np.bincount(account, calls.read, len(Account))
+    told, held, every = not (unknown or sent.amount.any()), sum(file.held for file in own), calls.read.sum()
+    came = np.maximum(writes.amount, 0)
     total = OutsideBytes(
         trace.spool,
         index,
-        round(every.read),
-        sum(file.grew for file in own.values()) if told else None,
+        round(every),
+        sum(file.grew for file in own) if told else None,
         held if told else None,
-        round(found.read[Account.WRITTEN]),
+        round(read[Account.WRITTEN]),
         round(sum(trace.slot_bytes.values())),
-        every.written + sum(max(0, amount) for amount in every.sent.values()),
+        int(came.sum()) + sum(max(0, amount) for amount in _by_peer(sent)),
         len(own),
-        sum(file.lost for file in own.values()),
-        every.written,
-        sum(max(0, write.amount) for write in every.writes if write.file.lost),
+        sum(file.lost for file in own),
+        int(came.sum()),
+        int(came[found.files[writes.to, 2] > 0].sum()),
         empty,
     )
-    if moved:
-        found.forget(Account.LOST_LATER)
-    return found.of_call, found.over, total
+    if _moved(read[Account.LOST_LATER], every - held):
+        account[account == Account.LOST_LATER] = Account.OPEN
+    known = calls.stores & (account != Account.OPEN)
+    names = {0: "", **{one: trace.names.get(one, "") for one in np.unique(peer).tolist()}}
+    of_call = {
+        call: (Account(of), names[to] if of == Account.SENT else "")
+        for call, of, to in zip(
+            *(column[known].tolist() for column in (calls.number, account, peer)), strict=True
+        )
+    }
+    written_over = known & np.isin(account, (Account.WRITTEN_OVER, Account.OVERWRITTEN))
+    return _Settled(
+        of_call,
+        dict(zip(calls.number[written_over].tolist(), over[written_over].tolist(), strict=True)),
+        total,
+    )
 
 
-class _Settled:
-    """What is known of calls, and how much those had read of which it is the same."""
-
-    def __init__(self) -> None:
-        self.of_call: _Found = {}
-        self.over: dict[int, int] = {}
-        self.read: dict[Account, float] = defaultdict(float)
-
-    def forget(self, account: Account) -> None:
-        self.of_call = {call: one for call, one in self.of_call.items() if one[0] != account}
-
-    def settle(self, group: _Group) -> bool:
-        """Whether it is known what became of a group."""
-        if (account := group.account()) != Account.OPEN:
-            self.close(group, account)
-        return account != Account.OPEN
-
-    def close(self, group: _Group, account: Account) -> None:
-        told = (account, group.peer) if account == Account.SENT else _ALONE[account]
-        self.of_call.update(dict.fromkeys(group.calls, told))
-        if account in (Account.WRITTEN_OVER, Account.OVERWRITTEN):
-            self.over.update(dict.fromkeys(group.calls, group.over))
-        self.read[account] += group.read
+def _by_peer(sent: _Moves) -> list[int]:
+    """Bytes that went to each."""
+    amounts = np.bincount(np.unique(sent.to, return_inverse=True)[1], sent.amount)
+    return [int(amount) for amount in amounts]
 
 
 def _moved(lost: float, lack: float) -> bool:
     """Whether more counts as lost than files can lack: it lies in other ones now, as after a compaction."""
     return lost * _LEAST > max(0.0, lack)
-
-
-def _never_a_byte(every: _Group) -> bool:
-    """Whether several files were opened, none of them ever held anything, and nothing went elsewhere."""
-    files = {id(one.file): one.file for one in every.writes}
-    nothing = not any(file.size or file.end for file in files.values())
-    return len(files) > 1 and nothing and not (every.sent.total() or every.refused)
-
-
-def _of_calls(
-    trace: TracedSpool, files: _Files, index: int, indexes: Sequence[int]
-) -> Iterator[tuple[int, _Group]]:
-    """(step, what was read, written and sent) of each call, one by one: they are many."""
-    slots = trace.slots[rows.detail(trace.slots[:, 0]) == index]
-    touched = rows.columns(rows.SlotsTouched, slots)
-    order = np.lexsort((touched.layer, touched.call))
-    wrote = rows.columns(rows.Outside, trace.outside)
-    at = np.flatnonzero(np.isin(rows.detail(wrote.head), indexes) & (rows.code(wrote.head) != Way.NAME))
-    at = at[np.argsort(wrote.call[at], kind="stable")]
-    calls = np.union1d(touched.call, wrote.call[at])
-    numbers = (
-        np.diff(np.searchsorted(of, calls, "right"), prepend=0).tolist()
-        for of in (touched.call[order], wrote.call[at])
-    )
-    reads = map(rows.SlotsTouched._make, rows.one_by_one(slots[order]))
-    writes = zip(at.tolist(), map(rows.Outside._make, rows.one_by_one(trace.outside[at])), strict=True)
-    for of_reads, of_writes in zip(*numbers, strict=True):
-        group = _Group()
-        step = _read(trace, group, islice(reads, of_reads))
-        for row, one in islice(writes, of_writes):
-            step = one.step if step is None else step
-            if (write := files.writes[row]) is None:
-                group.sent[trace.names.get(one.target, "")] += one.bytes
-                group.refused += one.errors
-            else:
-                group.writes.append(write)
-                group.unknown |= write.amount < 0
-        if step is not None:
-            yield step, group
-
-
-def _read(trace: TracedSpool, group: _Group, touched: Iterable[rows.SlotsTouched]) -> int | None:
-    """Add what a call read; its step, None where it read nothing to store."""
-    step = None
-    for layer, same in groupby(touched, key=lambda row: row.layer):
-        read: list[Interval] = []
-        filled: list[Interval] = []
-        for row in same:
-            marks = rows.flags(row.head)
-            if marks & Flag.LOAD and (rows.code(row.head) in _LOADING or not marks & Flag.STORE):
-                filled += parse(trace.names.get(row.slot_set, "")).full
-            elif marks & Flag.STORE:
-                step, group.calls = row.step, [row.call]
-                if not row.slot_set or marks & Flag.SHARED:
-                    group.unknown = True
-                else:
-                    found = parse(trace.names.get(row.slot_set, ""))
-                    read += found.full
-                    group.unknown |= bool(found.partly) or row.partly > 0
-        if read:
-            size = trace.slot_bytes.get(trace.names.get(layer, ""), 0.0)
-            # What a call fills as well it read for a load: as the shape of what is to come.
-            group.read += length(subtract(union(read), union(filled))) * size
-            group.unknown |= not size
-    return step
