@@ -1,7 +1,7 @@
 """Which hook or op fired in which real step for which layer, each counted once.
 
-Chunks of a spool overlap in a few steps at most: the keys of the last steps are carried from chunk to
-chunk.
+Calls are marked in a table: a row a step, a column for each hook or op of a layer. Chunks of a spool overlap
+in a few steps at most: the rows of the last ones are carried from chunk to chunk.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ FIRED, WORK, RAISED = 1, 2, 4
 OP = 0x80
 """In the ``what`` of a key: an op, no hook; the rest is its code."""
 _CARRIED_STEPS = 8
-_BITS = 3
-_HOOKS = 128
-"""In the counts of graph modes: from here on of save hooks, before it of attention bodies."""
+_LAYER_BITS = 16
 _UPDATES = [op.code for op in ops.UPDATES]
+_NONE: Array = np.empty(0, dtype=np.int64)
 
 
 class Key(NamedTuple):
@@ -38,10 +37,15 @@ class Key(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Calls in real steps: a key of (place of the step, what, layer number) and bits each."""
+    """Calls in real steps. ``step``: the place of the step; ``pair``: what << 16 | layer number; ``bits`` of
+    each."""
 
-    keys: Array
+    step: Array
+    pair: Array
     bits: Array
+
+
+NO_CALLS = Calls(_NONE, _NONE, _NONE)
 
 
 def what_of(codes: Array, is_op: bool) -> Array:
@@ -60,8 +64,7 @@ def is_attention(what: Array) -> Mask:
 
 
 class Distinct:
-    """Counts over one spool. ``steps``: its real forward steps; ``work``: sorted keys of calls that were seen
-    to do work, whatever they declare."""
+    """Counts over one spool. ``steps``: its real forward steps."""
 
     def __init__(self, executed: Iterable[Executed]) -> None:
         ran = list(executed)
@@ -71,22 +74,41 @@ class Distinct:
             [np.empty(0, dtype=np.int8), *(one.mode_of for one in ran)]
         )[first]
         self._tag = self.steps >> STEP_SHIFT
-        self._carried = Calls(empty, empty)
-        self.work = empty
-        self._of = {bit: _Counts() for bit in (FIRED, WORK, RAISED)}
-        self._python = _Counts()
+        self._columns = _Columns()
+        self._worked = empty, empty
+        """Steps and columns of calls that were seen to do work."""
+        self._carried: tuple[Array, NDArray[np.uint8]] = empty, np.empty((0, 0), np.uint8)
+        """The last steps, and their rows."""
+        self._counts: dict[tuple[int, int, int], Array] = {}
+        """(bit, tag, graph mode) -> how often, by column"""
+
+    def worked(self, calls: Calls) -> None:
+        """Calls that did work, whatever they declare; to be said before they are counted."""
+        order = np.argsort(calls.step, kind="stable")
+        self._worked = calls.step[order], self._columns.of(calls.pair[order])
 
     def counted(self, bit: int) -> Counter[Key]:
         """The pairs in which a call had that bit."""
-        return _keyed(self._of[bit])
+        found: Counter[Key] = Counter()
+        for tag, _, what, layer, number in self._each(bit):
+            found[Key(tag, what, layer)] += number
+        return found
 
     @property
     def python(self) -> dict[tuple[int, int, int, int], int]:
         """(tag, graph mode, 0 attention body or 1 save hook, layer number) -> layer-steps"""
         return {
-            (tag, what % _HOOKS - 1, int(what >= _HOOKS), layer): n
-            for tag, what, layer, n in self._python.items()
+            (tag, mode, int(what == hooks.SAVE_LAYER.code), layer): number
+            for tag, mode, what, layer, number in self._each(FIRED)
+            if what == hooks.SAVE_LAYER.code or _IS_ATTENTION[what]
         }
+
+    def _each(self, bit: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """(tag, graph mode, what, layer, count) of all that was counted."""
+        for (of, tag, mode), counts in self._counts.items():
+            for at in np.flatnonzero(counts).tolist() if of == bit else ():
+                what, layer = divmod(self._columns.pairs[at], 1 << _LAYER_BITS)
+                yield tag, mode, what, layer, int(counts[at])
 
     def calls(self, at: Array, inside: Mask, what: Array, layer: Array, bits: Array) -> Calls:
         """The calls that lie in real steps.
@@ -96,80 +118,79 @@ class Distinct:
             what: as in Key; a call whose code does not fit counts as outside, as one of no known layer.
         """
         inside = inside & (layer >= 0) & (what >= 0)
-        keys = at << 24 | what << 16 | (layer & 0xFFFF)
-        return Calls(keys[inside], bits[inside])
+        return Calls(at[inside], (what << _LAYER_BITS | layer)[inside], bits[inside])
 
     def add(self, parts: list[Calls]) -> None:
         """Count what is new in these calls since the steps that are carried."""
-        given = [part.keys << _BITS | part.bits for part in parts if len(part.keys)]
-        if not given:
+        step, pair, bits = (np.concatenate(column) for column in zip(NO_CALLS, *parts, strict=True))
+        if not len(step):
             return
-        sorted_ = np.sort(np.concatenate(given), kind="stable")  # in order already, for the most part
-        keys = sorted_ >> _BITS
-        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-        unique: Array = keys[starts]
-        bits: Array = np.bitwise_or.reduceat(sorted_ & ((1 << _BITS) - 1), starts)
-        first, last = np.searchsorted(self.work, unique[[0, -1]])
-        at, called = locate(unique, self.work[first : last + 1])
-        bits[at[called]] |= WORK
-        at, again = locate(unique, self._carried.keys)
-        before = np.zeros_like(bits)
-        before[at[again]] = self._carried.bits[again]
-        self._count(unique, bits & ~before)
-        old = Calls(self._carried.keys[~again], self._carried.bits[~again])
-        self._carry(np.concatenate([old.keys, unique]), np.concatenate([old.bits, bits | before]))
+        column = self._columns.of(pair)
+        begins = np.flatnonzero(np.diff(step, prepend=-1))  # records stand step by step
+        steps, of_run = np.unique(step[begins], return_inverse=True)
+        row = np.repeat(of_run, np.diff(begins, append=len(step)))
+        table = np.zeros((len(steps), len(self._columns.pairs)), np.uint8)
+        cell, cells = row * table.shape[1] + column, table.reshape(-1)
+        for bit in (FIRED, WORK, RAISED):
+            having = (bits & bit) != 0
+            cells[cell if having.all() else cell[having]] |= bit
+        work_in, work_of = self._worked
+        first, last = np.searchsorted(work_in, (steps[0], steps[-1] + 1))
+        at, here = locate(steps, work_in[first:last])
+        worked = at[here], work_of[first:last][here]
+        table[worked] |= WORK * (table[worked] & FIRED)
+        self._count_new(steps, table)
 
-    def _carry(self, keys: Array, bits: Array) -> None:
-        """Keep what is known of the last steps."""
-        step_at = keys >> 24
-        last = step_at >= np.unique(step_at)[-_CARRIED_STEPS:][0]
-        keys, bits = keys[last], bits[last]
-        order = np.argsort(keys)
-        self._carried = Calls(keys[order], bits[order])
+    def _count_new(self, steps: Array, table: NDArray[np.uint8]) -> None:
+        known, carried = self._carried
+        before = np.zeros((len(known), table.shape[1]), np.uint8)
+        before[:, : carried.shape[1]] = carried
+        at, again = locate(steps, known)
+        new = table.copy()
+        new[at[again]] &= ~before[again]
+        table[at[again]] |= before[again]
+        self._count(steps, new)
+        steps, table = np.concatenate([known[~again], steps]), np.concatenate([before[~again], table])
+        last = np.argsort(steps)[-_CARRIED_STEPS:]
+        self._carried = steps[last], table[last]
 
-    def _count(self, keys: Array, new: Array) -> None:
-        step_at, what, layer = keys >> 24, keys >> 16 & 0xFF, keys & 0xFFFF
-        tags = self._tag[step_at]
-        for bit, counts in self._of.items():
-            having = (new & bit) != 0
-            if having.all():
-                counts.add(tags, what, layer)
-            elif having.any():
-                counts.add(tags[having], what[having], layer[having])
-        fired = (new & FIRED) != 0
-        body = fired & is_attention(what)
-        save = fired & (what == hooks.SAVE_LAYER.code)
-        for first, having in ((0, body), (_HOOKS, save)):
-            if having.any():
-                mode = self._mode[step_at[having]].astype(np.int64) + 1 + first
-                self._python.add(tags[having], mode, layer[having])
+    def _count(self, steps: Array, new: NDArray[np.uint8]) -> None:
+        tags, modes = self._tag[steps], self._mode[steps]
+        for tag, mode in set(zip(tags.tolist(), modes.tolist(), strict=True)):
+            rows = new[(tags == tag) & (modes == mode)]
+            for bit in (FIRED, WORK, RAISED):
+                counts = ((rows & bit) != 0).sum(axis=0)
+                old = self._counts.get((bit, tag, mode), _NONE)
+                counts[: len(old)] += old
+                self._counts[bit, tag, mode] = counts
 
 
-class _Counts:
-    """How often each (tag, what, layer) was counted, ``what`` below 256."""
+class _Columns:
+    """A column for each hook or op of a layer, in the order in which they are met."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Array] = {}  # tag -> (256, layers)
+        self.pairs: list[int] = []
+        self._bits = 0
+        """Of the layers' numbers in :attr:`_known`."""
+        self._known: Array = np.empty(0, np.int64)
+        """Pair, with so many bits for its layer -> column, -1 none"""
 
-    def add(self, tags: Array, what: Array, layer: Array) -> None:
-        width = 1 << int(layer.max()).bit_length()
-        here = np.unique(tags[np.concatenate([[True], tags[1:] != tags[:-1]])]).tolist()
-        for tag in here:
-            mine = slice(None) if len(here) == 1 else tags == tag
-            flat = np.bincount(what[mine] * width + layer[mine], minlength=256 * width)
-            new = flat.reshape(256, width).astype(np.int64, copy=False)
-            old = self._found.get(tag)
-            if old is None or old.shape[1] < width:
-                self._found[tag] = new
-                new = old if old is not None else new[:, :0]
-            self._found[tag][:, : new.shape[1]] += new
+    def of(self, pair: Array) -> Array:
+        """The column of each pair."""
+        layer = pair & ((1 << _LAYER_BITS) - 1)
+        if (bits := int(layer.max(initial=0)).bit_length()) > self._bits or not len(self._known):
+            self._bits = max(bits, self._bits)
+            self._known = np.full(256 << self._bits, -1, np.int64)
+            known = np.array(self.pairs, np.int64)
+            self._known[self._short(known)] = np.arange(len(known))
+        short = self._short(pair)
+        found = self._known[short]
+        if len(found) and found.min() < 0:
+            new = np.unique(pair[found < 0])
+            self._known[self._short(new)] = len(self.pairs) + np.arange(len(new))
+            self.pairs += new.tolist()
+            found = self._known[short]
+        return found
 
-    def items(self) -> Iterator[tuple[int, int, int, int]]:
-        """(tag, what, layer, count) of all that was counted."""
-        for tag, counts in self._found.items():
-            for what, layer in np.argwhere(counts).tolist():
-                yield tag, what, layer, int(counts[what, layer])
-
-
-def _keyed(counts: _Counts) -> Counter[Key]:
-    return Counter({Key(tag, what, layer): n for tag, what, layer, n in counts.items()})
+    def _short(self, pair: Array) -> Array:
+        return pair >> _LAYER_BITS << self._bits | pair & ((1 << self._bits) - 1)

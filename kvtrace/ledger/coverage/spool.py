@@ -27,7 +27,7 @@ ScheduledCalls = tuple[Counter[int], Counter[int], Counter[int]]
 """Engine tag -> steps in which the scheduler built metadata, put an entry into it, and raised."""
 
 _QUIET_ROWS = 2048
-_PENDING_KEYS = 1 << 20
+_MOST_PENDING = 1 << 20
 _BOTH_WAYS = int(Flag.STORE | Flag.LOAD)
 _LAYERED = [hook.code for hook in hooks.TABLE if hook.layered]
 _IS_DUE = np.isin(np.arange(256), [hook.code for hook in hooks.TABLE if hook.always_due])
@@ -70,7 +70,7 @@ class SpoolReader:
         self._skips: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}
         self._stores = {w.engine: StoreStepReader(w, store_steps, self._layers) for w in workers}
         self.scheduled: ScheduledCalls = Counter(), Counter(), Counter()
-        self._distinct.work = self._touching_calls()
+        self._distinct.worked(self._touching_calls())
 
     def read(self, hooks_time: Histograms, ops_time: Histograms, add: Add = silent) -> None:
         """Read it once; durations are added to the histograms, by code."""
@@ -85,7 +85,7 @@ class SpoolReader:
                 found.append(self._op_calls(bodies, ops_time))
             for at in range(0, len(quiet), _QUIET_ROWS):
                 found += self._quiet_calls(quiet[at : at + _QUIET_ROWS], hooks_time, ops_time)
-                if sum(len(calls.keys) for calls in found) > _PENDING_KEYS:
+                if sum(len(calls.step) for calls in found) > _MOST_PENDING:
                     self._distinct.add(found)
                     found = []
             self._distinct.add(found)
@@ -113,8 +113,8 @@ class SpoolReader:
         bits = FIRED | WORK * _with_work(call) | RAISED * _raised(call)
         return self._distinct.calls(at, real & mine, what_of(codes, is_op=False), layer, bits)
 
-    def _touching_calls(self) -> Array:
-        """The keys of hook calls that were seen to read or write KV slots: work, whatever is declared."""
+    def _touching_calls(self) -> Calls:
+        """Hook calls that were seen to read or write KV slots: work, whatever is declared."""
         touched = rows.columns(rows.SlotsTouched, self._scan.slots)
         codes, flags = rows.code(touched.head), rows.flags(touched.head) & _BOTH_WAYS
         layer = self._layers.numbers(np.where(np.isin(codes, _LAYERED), touched.layer, 0))
@@ -124,7 +124,7 @@ class SpoolReader:
         )
         what = what_of(codes[work], is_op=False)
         at, real = locate(self._distinct.steps, touched.step[work])
-        return np.unique(self._distinct.calls(at, real, what, layer[work], codes[work]).keys)
+        return self._distinct.calls(at, real, what, layer[work], codes[work])
 
     def _count_scheduled(self, call: rows.HookCall) -> None:
         # A connector inside another one is called in the same step: count steps.
