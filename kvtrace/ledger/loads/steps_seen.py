@@ -132,8 +132,8 @@ def evidence(scans: Sequence[SpoolScan], workers: Sequence[Worker], steps: Array
         for chunk, kinds in scan.calls():
             for engine, reported in _errors(chunk[(chunk[:, 0] & _CALL == _NAMED) & (kinds == Kind.HOOK)]):
                 errors[engine].append(reported)
-            near = _HAS_LOADS[kinds] & locate(steps, chunk[:, _STEP])[1]
-            here = chunk[near] if near.any() else chunk[:0]
+            near = np.flatnonzero(locate(steps, chunk[:, _STEP])[1])
+            here = chunk[near[_HAS_LOADS[kinds[near]]]]
             for reader in readers if len(here) else ():
                 reader.add(here)
         found.update({reader.worker.key: reader.result() for reader in readers})

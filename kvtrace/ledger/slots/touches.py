@@ -98,18 +98,17 @@ def _bodies(scan: SpoolScan, worker: Worker, columns: Mapping[str, int], steps: 
         return found[0], found[1]
     of_layer = {i: columns[n] for i, n in scan.names.items() if n in columns}
     for chunk in Spool(scan.path).again(scan.info):
-        head = chunk[:, 0]
-        bodies = head & _BODY == int(Kind.OP)
-        waits = head & _CALL == _WAIT
         near = locate(steps, rows.columns(rows.OpCall, chunk).step)[1]  # of a HOOK in the same place
-        if bodies.any():
-            call = rows.columns(rows.OpCall, chunk[bodies & near])
+        here = chunk[near]
+        bodies = here[here[:, 0] & _BODY == int(Kind.OP)]
+        if len(bodies):
+            call = rows.columns(rows.OpCall, bodies)
             reads = ~np.isin(rows.code(call.head), _UPDATES)
             _add(found[0], call.step, call.layer, call.t0, steps, of_layer)
             _add(found[1], call.step[reads], call.layer[reads], call.t0[reads], steps, of_layer)
-        elif worker.ops_late and waits.any():
+        elif worker.ops_late and len(here):
             # vLLM's attention waits for the load of its layer, and then begins.
-            wait = rows.columns(rows.HookCall, chunk[waits & near])
+            wait = rows.columns(rows.HookCall, here[here[:, 0] & _CALL == _WAIT])
             _add(found[0], wait.step, wait.layer, wait.t0, steps, of_layer)
             _add(found[1], wait.step, wait.layer, wait.t1, steps, of_layer)
     return found[0], found[1]
