@@ -74,7 +74,7 @@ class Distinct:
             [np.empty(0, dtype=np.int8), *(one.mode_of for one in ran)]
         )[first]
         self._tag = self.steps >> STEP_SHIFT
-        self._columns = _Columns()
+        self._columns = _PairColumns()
         self._worked = empty, empty
         """Steps and columns of calls that were seen to do work."""
         self._carried: tuple[Array, NDArray[np.uint8]] = empty, np.empty((0, 0), np.uint8)
@@ -165,7 +165,7 @@ class Distinct:
                 self._counts[bit, tag, mode] = counts
 
 
-class _Columns:
+class _PairColumns:
     """A column for each hook or op of a layer, in the order in which they are met."""
 
     def __init__(self) -> None:
