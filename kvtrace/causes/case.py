@@ -458,7 +458,7 @@ def _reach(case: Case, request: CaseRequest) -> int | None:
 
 def _kept(request: CaseRequest) -> int:
     if request.taken is not None:
-        return request.taken
+        return request.taken if request.taken > request.local else 0
     return min([request.stored_end, *(start for start, _ in request.lost)]) if request.saved else 0
 
 

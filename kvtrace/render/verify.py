@@ -73,7 +73,7 @@ def _failure(one: Answered, again: str) -> Page:
     verdict = one.verdict
     return [
         Badge("FAILED", (Code(one.id),), "failed"),
-        Paragraph(clean(f"{one.title}: not so. {verdict.says}"), indent=True),
+        Paragraph(clean(f"{one.title}: {verdict.says}"), indent=True),
         Labelled("Evidence", [clean(line) for line in verdict.evidence]),
         Labelled("Requests", [clean(", ".join(verdict.requests))] if verdict.requests else []),
         Labelled("Case", [(Code(clean(verdict.case)),)] if verdict.case else []),

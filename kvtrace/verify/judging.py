@@ -298,9 +298,9 @@ def raised(what: Observed) -> list[str]:
 
 
 def expected(one: Asked, what: Observed) -> int:
-    """Tokens of its prompt that have to come back: whole units, but for the last token, of what was taken, or
-    of all where that is promised."""
-    most = one.stored if what.settings.all_units else min(one.stored, one.taken)
+    """Tokens of its prompt that have to come back: whole units, but for the last token, of what was taken, as
+    far as it gives to one request; or of all where that is promised."""
+    most = one.stored if what.settings.all_units else min(one.stored, one.taken, what.limit or one.taken)
     return min(most, len(one.tokens) - 1) // what.unit * what.unit
 
 
@@ -373,8 +373,8 @@ def not_back(gone: Sequence[Asked], what: Observed) -> Verdict:
     took = earlier.seen.saved // max(1, earlier.seen.pairs) if earlier and earlier.seen else 0
     return failed_for(
         gone,
-        f"of {plural(len(gone), 'repeated prompt')} whole units of {what.unit} tokens did not come back: "
-        f"{count(first.back)} of {count(expected(first, what))} tokens of {first.id}",
+        f"of {plural(len(gone), 'repeated prompt')} whole units of {what.unit} tokens did not come back: of "
+        f"{first.id} {count(first.back)} of {count(expected(first, what))} tokens did",
         evidence=[f"the connector took {plural(took, 'token')} of it when it was asked first; where {_ROOM}"],
         numbers={"prompts": len(gone), "unit": what.unit},
         alone=cases(gone),

@@ -212,6 +212,20 @@ class Observed:
         """Tokens of which what came back is always a multiple; 0 where nothing did."""
         return math.gcd(self.facts.unit, unit_of(self.loads))
 
+    @cached_property
+    def limit(self) -> int:
+        """Tokens that a request is given at most: so many, and no more, were given to prompts of several
+        lengths of which it has more. 0: there is no such number, or it is as much as a step computes: then
+        what later steps saved is not found."""
+        most, unit = max((one.given for one in self.loads), default=0), self.unit
+        cut = [
+            one
+            for one in self.loads
+            if one.given == most and min(one.taken, len(one.tokens) - 1) >= most + unit
+        ]
+        lengths = {len(one.tokens) // unit for one in cut}
+        return most if len(lengths) > 1 and most != self.facts.budget // unit * unit else 0
+
 
 def unit_of(loads: Iterable[Asked]) -> int:
     """Tokens of which what came back is always a multiple. The last token of a prompt is computed anyway:

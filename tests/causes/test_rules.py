@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from diagnosed import analyse, ids, prompts, ruled_out, served, the, tokens
-from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
+from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import read_run
@@ -324,6 +324,20 @@ def test_a_prompt_is_held_as_far_as_prompts_that_begin_like_it(tmp_path: Path) -
     sim.serve([Prompt("a", 128, digest=2, prefixes=(7, 8, 9))], first)
     sim.serve([Prompt("b", 130, digest=3, prefixes=(7, 8, 9))], Policy(nothing))
     assert tokens(analyse(sim)).get("not-saved:already-stored") == 32
+
+
+def test_what_the_gpus_own_cache_had_nobody_has_stored(tmp_path: Path) -> None:
+    """Three requests of one beginning were refused by a quota; the second one found it on the GPU, and the
+    third one's was called already stored."""
+    sim, on_gpu = Sim(tmp_path, kv_blocks=64), {"b": 96}
+    sim.watching = WATCHED
+    sim.serve([Prompt("other", 256, digest=1)], Rounding(32).policy(), measure=lambda n, r, layer, s: s)
+    for name in "abc":
+        prompt = Prompt(name, 128, digest=2, prefixes=(7, 8, 9))
+        sim.serve(
+            [prompt], Policy(nothing), local=lambda p: on_gpu.get(p.id, 0), measure=lambda n, r, layer, s: 0
+        )
+    assert "not-saved:already-stored" not in tokens(analyse(sim))
 
 
 @pytest.mark.parametrize(

@@ -466,6 +466,50 @@ def test_what_a_connector_leaves_out_is_its_choice() -> None:
     assert "whole-units" in failures(Lost())
 
 
+def test_how_much_a_request_is_given_at_most_is_a_choice() -> None:
+    """A connector that loads six blocks of a prompt, and never more, failed three properties."""
+
+    class AtMost(Connector):
+        most = 6 * Connector.unit
+
+        def offered(self, request: RequestToMake) -> int:
+            return min(self.most, super().offered(request))
+
+    found = verdicts(everything(AtMost()))
+    assert not failed(found)
+    assert found["whole-units"].says.endswith("that was taken came back, up to a limit")
+    assert (
+        "it gave a request 192 tokens at most: is that meant? (--all-units)" in found["whole-units"].evidence
+    )
+    assert {"whole-units", "chunked"} <= failures(AtMost(), all_units=True)
+    AtMost.most = FACTS.budget  # what later steps saved is not found: no choice
+    assert {"whole-units", "chunked"} <= failures(AtMost())
+
+
+def test_kv_that_is_kept_once_for_two_beginnings_fails() -> None:
+    """By the tokens of a block and their place, which the digest of its first layer's KV is, too."""
+
+    class ByContent(Connector):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first: dict[tuple[int, ...], Sequence[int]] = {}
+
+        def _one(self, request: RequestToMake) -> Reply:
+            wrong = 0
+            for n in range(self.unit, self.offered(request) + 1, self.unit):
+                wrong += self.first[(n, *request.tokens[n - self.unit : n])] != request.tokens[:n]
+            reply = super()._one(request)
+            for n in range(self.unit, len(request.tokens) + 1, self.unit):
+                self.first.setdefault((n, *request.tokens[n - self.unit : n]), request.tokens[:n])
+            if wrong:
+                reason = "tokens 32-64 hold what tokens 32-64 of another prompt computed to"
+                ends = {LoadEnd.WRONG: wrong * self.unit * PAIRS}
+                self.amend(request, ends=ends, reasons={LoadEnd.WRONG: (reason,)}, proved=0)
+            return reply
+
+    assert {"nobody-else", "comes-back-equal"} <= failures(ByContent())
+
+
 @pytest.mark.parametrize(("blocks", "answer"), [(66, Answer.FAILED), (0, Answer.NOT_OBSERVED)])
 def test_a_copy_behind_the_next_request_fails(blocks: int, answer: Answer) -> None:
     """Where that one has all blocks, and nowhere else. Of a cache whose size is not known nothing is said."""

@@ -72,7 +72,8 @@ def _held(case: Case) -> dict[tuple[int, int], _Held]:
     alike: dict[tuple[int, int], _Held] = defaultdict(lambda: ([], []))
     for request in sorted(case.requests, key=_began):
         kept = [(max(0, entry.start), min(entry.end, entry.available)) for entry in request.entries]
-        kept = [(0, request.taken)] if request.taken is not None else kept
+        # what the GPU's own prefix cache had nobody need have stored
+        kept = [(request.local, request.taken)] if request.taken is not None else kept
         kept = subtract(union(kept), union(request.lost))
         for digest, tokens in case.run.in_common.get(request.row, ()):
             began, there = alike[request.engine, digest]

@@ -128,7 +128,9 @@ def _words(facts: EngineFacts) -> str:
     # s: prompts that part within a unit
     within = max(1, min(facts.block, one // 2))
     again = f"c{one}b{two} f1e{three} g{two}j{one}i{one} k{three - 1}m{one} o{one}r{two}"
-    return f"{first} s{within}t{one} ; {again} s{within}u{one}"
+    # then what two prompts have in the same place, behind a beginning of each: it is other KV
+    alike = f"a{one}b{two} c{one}b{two}"
+    return f"{first} s{within}t{one} ; {again} s{within}u{one} ; {alike}"
 
 
 def _two_units(text: str, serves: str = "") -> Callable[[EngineFacts], str]:

@@ -40,10 +40,11 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
     less = sum(one.taken // what.unit < one.stored // what.unit for one in again)
     other = ", not all of it as it was" if judging.loaded_wrong(loads, what) else ""
     asks = f"of {plural(less, 'prompt')} it took less than all whole units: is that meant? (--all-units)"
+    limit = f"it gave a request {what.limit} tokens at most: is that meant? (--all-units)"
     return proved(
         f"of {plural(len(taken), 'repeated prompt')} every whole unit of {what.unit} tokens that was taken "
-        f"came back{other}",
-        evidence=[asks] if less else [],
+        f"came back{', up to a limit' if what.limit else ''}{other}",
+        evidence=[*([asks] if less else []), *([limit] if what.limit else [])],
         numbers={"unit": what.unit, "prompts": len(taken)},
     )
 
