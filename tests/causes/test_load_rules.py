@@ -386,6 +386,43 @@ def test_load_failed_by_blocks(tmp_path: Path) -> None:
     assert finding.tokens == 32 and "FINISHED_STOPPED 1" in words(finding)
 
 
+OF_NOBODY = "of none of its requests: vLLM computed nothing anew"
+
+
+@pytest.mark.parametrize("writes_seen", [True, False])
+def test_reported_blocks_that_are_of_no_request(tmp_path: Path, writes_seen: bool) -> None:
+    """The places of blocks in their table were reported, not their ids: the request ran on, as for vLLM
+    nothing had failed. What was seen not to be written is told as that."""
+    sim = loading(tmp_path, kv_blocks=16)
+    sim.write_kv("a", 0, 96)
+    step = sim.one_step("b", 128, taken=96, digest=2)
+    if writes_seen:
+        sim.effect(0, step, None, 0, hook="start_load_kv", flags=LOAD)
+    else:
+        sim.effect(0, step, None, -1, hook="start_load_kv", flags=LOAD)
+        sim.touch_unknown(hook="start_load_kv", flags=LOAD)
+    sim.load_errors(0, step, 1)
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == ["load-not-injected" if writes_seen else "load-failed"]
+    assert OF_NOBODY in words(the(diagnosis, of_loads(diagnosis)[0]))
+
+
+@pytest.mark.parametrize("how", ["computed anew", "ended by vLLM", "another load under way", "preempted"])
+def test_reported_blocks_that_may_be_of_a_request(tmp_path: Path, how: str) -> None:
+    sim = Sim(tmp_path)
+    if how == "another load under way":
+        sim.load_begins("z", 128, 96)
+    step = sim.one_step("a", 128, [Entry("a", 128, 128, 0)], taken=96, digest=1, ends=False)
+    sim.load_errors(0, step, 1)
+    if how == "computed anew":
+        sim.step([Chunk("a", 64, 64)], prompts={"a": 128})
+    if how == "preempted":
+        sim.preempt("a", 128)
+    sim.finish("a", 128, status="FINISHED_ERROR" if how == "ended by vLLM" else "FINISHED_STOPPED")
+    said = words(the(analyse(sim), "load-failed"))
+    assert OF_NOBODY not in said and (how == "computed anew") == ("and computed anew" in said)
+
+
 @pytest.mark.parametrize("how", ["late start", "no wait", "full graph"])
 def test_load_after_use(tmp_path: Path, how: str) -> None:
     fate = Fate()

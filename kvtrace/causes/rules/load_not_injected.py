@@ -35,7 +35,7 @@ CAUSE = Cause(
         "promised it; an early return, as attn_metadata is None in a step without a forward (only "
         "asynchronous loads scheduled) and in a FULL graph of the V2 runner. Load into the registered KV "
         "caches instead, with kv[index] = ... or index_copy_ (kv[index].copy_(...) fills a copy), or report "
-        "the blocks in get_block_ids_with_load_errors."
+        "the blocks by their ids in get_block_ids_with_load_errors."
     ),
     load_ends=(LoadEnd.NOT_WRITTEN,),
 )
@@ -65,7 +65,7 @@ def rule(case: Case) -> Results:
         who = plural(len(rows), "preempted request")
         yield case.finding(
             CAUSE,
-            f"What {who} was to load anew never reached the layers: attention ran over what was there.",
+            f"What {who} had to load anew never reached the layers: attention ran over what was there.",
             tokens=0, share=0.0, requests=len(rows), grade=Grade.READ,
             evidence=_resumed(case),
             events=[
@@ -77,7 +77,7 @@ def rule(case: Case) -> Results:
                 for one in resumed[:MAX_EVENTS]
             ],
             remedy=[_RESUMED, CAUSE.remedy],
-            headline=f"what {who} was to load anew never reached the layers",
+            headline=f"what {who} had to load anew never reached the layers",
         )  # fmt: skip
         return
     measured = [row for row in accepted if row.measured]

@@ -8,7 +8,7 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
-from kvtrace.ledger.loads.seen import READ_ONLY, Failed, LoadsSeen
+from kvtrace.ledger.loads.seen import ENDED_BY_FAILURE, READ_ONLY, Failed, LoadsSeen, reported
 from kvtrace.ledger.loads.steps_seen import NEVER
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
@@ -22,9 +22,6 @@ ASKED = 20
 """Steps that asked for the ends of transfers, after which an engine has heard of one."""
 _ASKED_OFTEN, _LONG_NS = 5 * ASKED, 5 * 10**8
 """After so many steps that asked for it, and so long, the end of a load is not told any more."""
-_ENDED_BY_FAILURE = "FINISHED_ERROR"
-"""What vLLM makes of a request whose load failed, unless kv_load_failure_policy is "recompute"
-(``v1/core/sched/scheduler.py``, 0.32.0)."""
 STILL_OPEN_NS = 60 * 10**9
 """A load that is open for this long when the trace ends will not come any more."""
 
@@ -79,11 +76,11 @@ def _failed(accepted: Accepted, seen: LoadsSeen) -> Failed:
     short = asked.positions[1] - began if began >= 0 else 0
     # vLLM asks once more, whether it ran since or not, where a load has failed.
     again = sum(lookup.accepted is not None for lookup in request.lookups) > 1
-    ended = request.finish is not None and request.finish.status == _ENDED_BY_FAILURE
+    ended = request.finish is not None and request.finish.status == ENDED_BY_FAILURE
     if not blocks or (short <= 0 and not again and not ended):
         return Failed()
     tokens = asked.accepted if short <= 0 else min(asked.accepted, short)
-    return Failed(tokens, f"{max(blocks)} blocks reported by get_block_ids_with_load_errors", here=False)
+    return Failed(tokens, reported(max(blocks)), here=False)
 
 
 def _reported(accepted: Accepted, seen: LoadsSeen) -> list[int]:

@@ -85,7 +85,8 @@ def follow(
 ) -> dict[int, Arrived]:
     """What of the accepted loads got into the layers, by the request's row."""
     by_tag = _with_connector(engines)
-    failed = failures(_synchronous(accepted), by_tag, seen)
+    at_once = _synchronous(accepted)
+    failed = failures(at_once, by_tag, seen, alone=len(at_once) == len(accepted))
     caught = caught_in_loading(swallowed(scans))
     arrived = {}
     for one in accepted:

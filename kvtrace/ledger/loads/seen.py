@@ -13,8 +13,16 @@ from kvtrace.ledger.loads.steps_seen import LoadEvidence
 from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.steps import NEVER_RAN, Executed
+from kvtrace.words import plural
 
 READ_ONLY = "the load read them there: what it filled may be a copy of them"
+ENDED_BY_FAILURE = "FINISHED_ERROR"
+"""What vLLM makes of a request whose load failed, unless kv_load_failure_policy is "recompute"
+(``v1/core/sched/scheduler.py``, 0.32.0)."""
+
+
+def reported(blocks: int) -> str:
+    return f"{plural(blocks, 'block')} reported by get_block_ids_with_load_errors"
 
 
 @dataclass(frozen=True)
@@ -32,15 +40,19 @@ class LoadsSeen:
 
 @dataclass(frozen=True)
 class Failed:
-    """Accepted tokens that were reported as failed. ``here``: as of a Sign."""
+    """Accepted tokens that were reported as failed. ``here``: as of a Sign; ``heard``: vLLM did something
+    about it, as far as that is seen."""
 
     tokens: int = 0
     why: str = ""
     here: bool = True
+    heard: bool = True
 
     def signs(self, accepted: Accepted, slots: Signs = ()) -> Signs:
         """Which ones is recorded as a number alone: taken to be the last, or of what ``slots`` speak against
-        the last."""
+        the last. What vLLM did not hear of is told by ``slots`` where these are seen."""
+        if slots and not self.heard:
+            return ()
         end = accepted.asked.positions[1]
         last = [(end - self.tokens, end)]
         if slots:

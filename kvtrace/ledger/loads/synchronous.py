@@ -10,7 +10,7 @@ import numpy as np
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
-from kvtrace.ledger.loads.seen import READ_ONLY, Failed, LoadsSeen
+from kvtrace.ledger.loads.seen import ENDED_BY_FAILURE, READ_ONLY, Failed, LoadsSeen, reported
 from kvtrace.ledger.loads.steps_seen import NEVER, LoadEvidence, LoadStepBit, PairBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
@@ -21,25 +21,47 @@ _TOO_LATE = "its slots were written after its attention had begun"
 
 
 def failures(
-    accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen
+    accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen, alone: bool
 ) -> dict[int, Failed]:
-    """By the request's row: reported blocks are given to the loads of their step in order, as the trace
-    names no request with them."""
-    left = _error_blocks(seen.found)
-    found: dict[int, Failed] = {}
+    """By the request's row. The trace names no request with reported blocks: they are of those that vLLM
+    then computed anew, or ended, else they are given to the loads of their step in order. Where each of these
+    ran on as if nothing had been said, they are of none of them.
+
+    Args:
+        alone: no load but these can have been reported.
+    """
+    of_step: dict[int, list[Accepted]] = defaultdict(list)
     for one in accepted:
-        step = one.asked.step
-        block = max(1, one.request.block or engines[one.asked.engine].block_size)
-        tokens = min(one.asked.accepted, max(0, left.get(step, 0)) * block)
-        if tokens:
-            tokens = _recomputed(one) or tokens
-            blocks = -(-tokens // block)
-            left[step] -= blocks
-            alone = seen.loads[step] == 1
-            whose = "" if alone else "; which of the step's requests they belong to is not recorded"
-            reason = f"{blocks} blocks reported by get_block_ids_with_load_errors{whose}"
-            found[one.asked.request] = Failed(tokens, reason)
+        of_step[one.asked.step].append(one)
+    found: dict[int, Failed] = {}
+    for step, blocks in _error_blocks(seen.found).items():
+        here, left = of_step.get(step, []), blocks
+        known = [one for one in here if _recomputed(one) or _ended(one) == ENDED_BY_FAILURE]
+        whole = alone and not known and seen.loads[step] == len(here)
+        heard = not (whole and all(_ended(one) in _RAN_ON for one in here))
+        of_nobody = f"{reported(blocks)} in this step are of none of its requests: vLLM computed nothing anew"
+        whose = "" if known or seen.loads[step] == 1 else _NOT_RECORDED
+        for one in known or here:
+            size = max(1, one.request.block or engines[one.asked.engine].block_size)
+            tokens = min(one.asked.accepted, left * size)
+            if tokens or not heard:
+                tokens = _recomputed(one) or tokens
+                own = -(-tokens // size)
+                left = max(0, left - own)
+                anew = ", and computed anew" if _recomputed(one) else ""
+                why = f"{reported(own)}{anew}{whose}" if heard else of_nobody
+                found[one.asked.request] = Failed(tokens, why, heard=heard)
     return found
+
+
+_NOT_RECORDED = "; which of the step's requests they belong to is not recorded"
+_RAN_ON = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+
+
+def _ended(accepted: Accepted) -> str:
+    """How a request ended; "" not yet, or it was preempted, which begins it anew."""
+    finish = accepted.request.finish
+    return finish.status if finish is not None and not accepted.request.preemptions else ""
 
 
 def _error_blocks(found: LoadEvidence) -> dict[int, int]:
@@ -133,7 +155,7 @@ class _InStep:
         """What is known of the load in one KV layer."""
         missing = self._missing[pair]
         call = self._by_calls(pair)
-        slots = () if call else self._by_slots(pair, missing)
+        slots = () if call else self._by_slots(pair, missing, "" if failed.heard else failed.why)
         if not call and not slots:
             call = self._nothing(pair) or self._used_before(pair)
         found = [*failed.signs(self._accepted, slots), *slots]
@@ -151,8 +173,8 @@ class _InStep:
             return Sign(By.CALL, LoadEnd.NOT_WRITTEN, ("start_load_kv was not called in the step",))
         return None
 
-    def _by_slots(self, pair: int, missing: Missing) -> Signs:
-        """What the slots say that were not written, or not in time."""
+    def _by_slots(self, pair: int, missing: Missing, of_nobody: str) -> Signs:
+        """What the slots say that were not written, or not in time. ``of_nobody``: reports that are."""
         late = signs(missing.late, Sign(By.SLOT, LoadEnd.USED_BEFORE, (_TOO_LATE,)))
         if not (missing.certain and missing.positions):
             return late
@@ -160,7 +182,7 @@ class _InStep:
         if early:  # its turn to be written never came
             return *signs(missing.positions, early), *late
         some = "none" if missing.whole else "not all"
-        why = [*([READ_ONLY] if missing.read else []), *self._complaints[:1]]
+        why = [*([READ_ONLY] if missing.read else []), *filter(None, [of_nobody]), *self._complaints[:1]]
         reason = "; ".join([f"{some} of the slots of these tokens were written", *why])
         end = LoadEnd.NOT_WRITTEN if missing.whole else LoadEnd.PARTLY
         return *signs(missing.positions, Sign(By.SLOT, end, (reason,))), *late
