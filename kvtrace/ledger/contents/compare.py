@@ -183,10 +183,11 @@ def _found(
     """What is wrong with a loaded block that nobody with its tokens computed, as far as that is known."""
     why = judge.wrong(block)
     ours = why is not None and why.ours
-    layers, what, exchanged = judge.differing(block) if ours else Differing(None)
+    layers, what, exchanged = judge.differing(block) if why is not None else Differing(None)
     untouched = alone.get((pairs, block))
     if why is not None:
-        said = f"{why.text}: {what}" if what else why.text
+        # another's KV is the same in layers that do not depend on what stands before
+        said = f"{why.text}: {what}" if what and ours else why.text
         whole = ours and not untouched and not exchanged and _bits(pairs, layers) == pairs
         altered = whole and block.value != ZEROES
         return Wrong(
