@@ -13,6 +13,8 @@ from hypothesis import given
 from synth import Chunk, Entry, Prompt, Sim
 
 from kvtrace.causes import diagnose
+from kvtrace.causes.case import Case, make_case
+from kvtrace.causes.rules import kv_altered
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.contents.compare import Contents, Wrong, compare
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
@@ -565,6 +567,23 @@ def test_other_numbers_are_a_choice_unless_some_are_others(
     said = diagnose(Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [*comes, 9]).run())
     (found,) = (one for one in said.findings if one.id in ("kv-altered", "kv-load-wrong"))
     assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
+
+
+def test_what_was_stored_too_early_comes_back_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half-computed blocks came back as they were stored: that was a choice of its own, and the blocks beside
+    them had "not been compared"."""
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [95, 6, 97, 9]).run()
+    (verified,) = (one for one in diagnose(run).ruled_out if one.id == "kv-verified")
+    assert verified.evidence.startswith("1 of 3 loaded blocks hold exactly")
+    assert verified.evidence.endswith("of 96 loaded; 2 blocks came back altered)")
+    read_early = {"kv-stale": 16}
+    monkeypatch.setattr(Case, "affected", lambda case, cause: [cause] if cause.id in read_early else [])
+    monkeypatch.setattr(Case, "tokens", lambda case, cause: read_early.get(cause.id, 0))
+    for early, mend in ((16, True), (15, False)):  # of 64
+        read_early["kv-stale"] = early
+        (found,) = kv_altered.rule(make_case(run))
+        assert found.remedy[0].startswith("Mend kv-stale first") is mend
+        assert found.title.endswith("Is that meant?") is not mend
 
 
 def test_requests_whose_loads_came_wrong_stand_first(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import LIMIT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rules.kv_load_wrong import stored_so
 from kvtrace.ledger.contents.compare import ALTERED, EQUAL
 from kvtrace.words import of_all, plural
 
@@ -32,14 +33,16 @@ def rule(case: Case) -> Results:
         altered, equal = (case.run.compared.get(word, 0) for word in (ALTERED, EQUAL))
         where = f"in {of_all(altered, altered + equal, 'block')} that could be compared"
         size = ", though as many bytes came to rest as were read" if whole else ""
+        lost = loads.tokens(case, hit, CAUSE)
+        first = stored_so(case, lost)
+        meant = "" if first else " Is that meant?"
         yield loads.finding(
             case,
             CAUSE,
-            f"{plural(loads.tokens(case, hit, CAUSE), 'token')} came back as other numbers than were "
-            f"computed, {where}{size}. Is that meant?",
+            f"{plural(lost, 'token')} came back as other numbers than were computed, {where}{size}.{meant}",
             evidence=["none of them is known to be other KV", *loads.reasons_and_places(hit, CAUSE)],
             headline="loaded blocks hold other numbers than were computed",
-            remedy=[_LAYOUT if whole else CAUSE.remedy],
+            remedy=first or [_LAYOUT if whole else CAUSE.remedy],
         )
 
 

@@ -8,6 +8,7 @@ from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.causes.rules import kv_misplaced, kv_stale
 from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
 from kvtrace.ledger.contents.compare import (
+    ALTERED,
     ANOTHER_PROMPT,
     ELSEWHERE,
     EQUAL,
@@ -74,8 +75,8 @@ def rule(case: Case) -> Results:
     accepted = list(loads.accepted(case))
     wrong = loads.affected(case, CAUSE)
     blocks = case.run.compared
-    equal, unequal, unknown = (blocks.get(word, 0) for word in (EQUAL, WRONG, NOT_COMPARED))
-    compared = f"{of_all(equal, equal + unequal + unknown, 'loaded block')}"
+    equal, unequal, unknown, altered = (blocks.get(word, 0) for word in (EQUAL, WRONG, NOT_COMPARED, ALTERED))
+    compared = f"{of_all(equal, equal + unequal + unknown + altered, 'loaded block')}"
     if wrong:
         lost = loads.tokens(case, wrong, CAUSE)
         said = " ".join(loads.reasons(wrong, CAUSE))
@@ -102,7 +103,8 @@ def rule(case: Case) -> Results:
     elif equal and not unequal:
         tokens = int(sum(row.proved / case.engines[row.engine].pairs for row in accepted))
         loaded = sum(row.accepted for row in accepted)
-        more = "" if tokens >= loaded else f" of {count(loaded)} loaded; the others were not compared"
+        rest = f"{plural(altered, 'block')} came back altered" if altered else "the others were not compared"
+        more = "" if tokens >= loaded else f" of {count(loaded)} loaded; {rest}"
         yield RuledOut(
             VERIFIED,
             f"{compared} hold exactly what the same tokens computed to in this run "
@@ -116,16 +118,20 @@ def rule(case: Case) -> Results:
 
 
 def _remedies(case: Case, said: str, lost: int) -> list[str]:
-    """Where the save side read other slots, what came back was stored so: the key may be right.
-    ``lost``: tokens that were loaded wrong."""
-    stored_so = [
+    """``lost``: tokens that were loaded wrong."""
+    first = stored_so(case, lost)
+    return first or list(dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said))
+
+
+def stored_so(case: Case, lost: int) -> list[str]:
+    """What to mend first where the save side read other slots, or too early: what came back was stored so,
+    and the key may be right. ``lost``: tokens that were loaded wrong."""
+    found = [
         one.CAUSE.id
         for one in (kv_misplaced, kv_stale)
         if case.affected(one.CAUSE) and case.tokens(one.CAUSE) >= _LEAST * lost
     ]
-    if stored_so:
-        return [f"mend {listed(stored_so)} first: a load can give back no better KV than was stored"]
-    return list(dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said))
+    return [f"mend {listed(found)} first: a load can give back no better KV than was stored"] if found else []
 
 
 def _reused(case: Case) -> list[str]:
