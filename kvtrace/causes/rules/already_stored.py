@@ -116,10 +116,15 @@ def rule(case: Case) -> Results:
     if hits:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
     whole = [r for r in rows if not r.external and not r.entries]
-    title, headline = _words(whole, hits, len(unsure), len(rows))
+    title, headline = _words(whole, hits, bool(unsure))
+    of = (
+        of_all(len(unsure), len(rows), "request")
+        if 0 < len(unsure) < len(rows)
+        else plural(len(rows), "request")
+    )
     found = case.finding(
         CAUSE,
-        f"{title} ({plural(len(rows), 'request')}).",
+        f"{title} ({of}).",
         evidence=["; ".join(parts)],
         events=case.events(CAUSE, "computed again, no store"),
         headline=headline,
@@ -159,14 +164,12 @@ def _seen(case: Case, request: CaseRequest) -> Grade:
     return Grade.READ if read >= stored_before(case, request) else Grade.DECLARED
 
 
-def _words(whole: Sequence[CaseRequest], hits: int, unsure: int, every: int) -> tuple[str, str]:
+def _words(whole: Sequence[CaseRequest], hits: int, unsure: bool) -> tuple[str, str]:
     """Title and headline. whole: the requests of which nothing was loaded or offered; hits: how many were
-    found; unsure: of how many the earlier save is not known to be at rest."""
+    found; unsure: of some the earlier save is not known to be at rest."""
     if unsure:
         headline = "prompts were not stored again after an earlier save of the same tokens"
-        of = f" for {unsure} of them" if unsure < every else ""
-        title = f"Not stored again after a save of these tokens: it was not seen that it came to rest{of}"
-        return title, headline
+        return "Not stored again after a save of these tokens: it was not seen that it came to rest", headline
     title = "The connector holds these tokens already and does not store them again"
     if whole:
         return title, "prompts that the connector holds already were computed again"

@@ -50,22 +50,27 @@ def rule(case: Case) -> Results:
     accepted = loads.accepted(case)
     lost = loads.affected(case, CAUSE)
     if lost:
-        tokens = loads.tokens(case, lost, CAUSE)
+        number = loads.tokens(case, lost, CAUSE)
         yield loads.finding(
             case,
             CAUSE,
-            f"{plural(tokens, 'token')} accepted from the connector never reached the layers "
+            f"{plural(number, 'token')} accepted from the connector never reached the layers "
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
             evidence=[*loads.reasons_and_places(lost, CAUSE), *_resumed(case)],
-            headline=f"{plural(tokens, 'accepted token')} never written into the layers",
+            headline=f"{plural(number, 'accepted token')} never written into the layers",
         )
         return
     if resumed := case.run.lost_resumed:
         rows = {one.request for one in resumed}
         who = plural(len(rows), "preempted request")
+        tokens = plural(sum(one.tokens for one in resumed), "token")
+        due = sum(one.tokens * case.engines[one.engine].pairs for one in resumed)
+        whole = sum(sum(one.ends.values()) for one in resumed) == due
+        what = f"{tokens}, or a part," if not whole else tokens
         yield case.finding(
             CAUSE,
-            f"What {who} had to load anew never reached the layers: attention ran over what was there.",
+            f"{what} that {who} had to load anew never reached the layers: attention ran over "
+            "what was there.",
             tokens=0, share=0.0, requests=len(rows), grade=Grade.READ,
             evidence=_resumed(case),
             events=[
@@ -77,7 +82,7 @@ def rule(case: Case) -> Results:
                 for one in resumed[:MAX_EVENTS]
             ],
             remedy=[_RESUMED, CAUSE.remedy],
-            headline=f"what {who} had to load anew never reached the layers",
+            headline=f"{what} that {who} had to load anew never reached the layers",
         )  # fmt: skip
         return
     measured = [row for row in accepted if row.measured]
