@@ -218,6 +218,22 @@ def test_what_goes_to_a_peer_and_a_connection_that_is_refused(trace, kv):
     }
 
 
+def test_what_a_server_of_the_process_sends_goes_to_one_place(trace, kv):
+    """Each client's end has a number of its own: a store in the connector's own process had 16 places."""
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+
+    def how(step, layer):
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as served:
+                served.sendall(data_of(layer))
+                assert len(client.recv(256)) == 256
+
+    saves(kv, how)
+    server.close()
+    assert outside(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 3 * 256, 0, 0)]
+
+
 @pytest.mark.parametrize("timeout", [None, 9.0])
 def test_what_goes_through_a_connection_of_multiprocessing(trace, kv, tmp_path, timeout):
     """It writes to the descriptor, past the socket. A pipe has no name. The descriptor stays as it was, also

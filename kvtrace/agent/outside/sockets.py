@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import weakref
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -23,6 +24,8 @@ from kvtrace.agent.wrap.imports import when_imported
 from kvtrace.agent.wrap.once import wrap_once
 
 _SENDS, _CONNECTS = ("send", "sendall"), ("connect", "connect_ex")
+_accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""Connections that others made to a server of this process: their ends have a new number each."""
 _ON_THE_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY, errno.EISCONN})
 
 
@@ -31,6 +34,7 @@ def install() -> None:
     for names, around in ((_SENDS, _sending), (_CONNECTS, _connecting)):
         for name in names:
             wrap_once(socket.socket, name, around)
+    wrap_once(socket.socket, "accept", _accepting)
     when_imported("multiprocessing.connection", _wrap_connection)
 
 
@@ -101,10 +105,23 @@ def _connecting(original: Any) -> Any:
     return connect
 
 
+def _accepting(original: Any) -> Any:
+    def accept(self: Any) -> Any:
+        try:
+            result = original(self)
+        except OSError as error:
+            frames.step_out(error)
+            raise
+        _told(_accepted.add, result[0])
+        return result
+
+    return accept
+
+
 def name_of(sock: Any) -> str:
-    """The peer: ``tcp host:port``, or ``unix path``."""
+    """The peer: ``tcp host:port``, or ``unix path``; of a connection to a server of this process that one."""
     try:
-        peer = sock.getpeername()
+        peer = sock.getsockname() if sock in _accepted else sock.getpeername()
     except OSError:
         return ""
     return name_of_address(peer)
