@@ -367,6 +367,21 @@ def test_load_not_injected_where_other_loads_are(tmp_path: Path) -> None:
     assert finding.events[0].request == "b" and finding.events[0].layer
 
 
+@pytest.mark.parametrize(("written", "end"), [(0, "load-not-injected"), (64, "loaded-partly")])
+def test_what_was_loaded_into_other_requests_slots(tmp_path: Path, written: int, end: str) -> None:
+    """Block ids were kept in eight bits: it was said that the lookup promises more than is stored."""
+    sim = Sim(tmp_path, kv_blocks=32)
+    sim.one_step("other", 128, [Entry("other", 128, 128, 0)], digest=1, ends=False)
+    step = sim.one_step("a", 128, taken=96, digest=2, ends=False)
+    for layer in range(2):
+        sim.effect(0, step, layer, 96, hook="start_load_kv", flags=LOAD)
+    sim.write_kv("a", 0, written)
+    sim.write_kv("other", 0, 96 - written)
+    finding = the(analyse(sim), end)
+    assert "; slots of 1 other request were, which load nothing in the step" in words(finding)
+    assert finding.remedy[0].startswith("Compare the blocks that the load hooks write with those")
+
+
 def test_load_failed_by_an_exception(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     sim.hook(0, "start_load_kv", sim.step_id, flags=int(Flag.RAISED))

@@ -10,6 +10,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
+from kvtrace.ledger.loads.seen import ELSEWHERE
 from kvtrace.ledger.whole import of_load
 from kvtrace.words import count, listed, plural
 
@@ -117,6 +118,20 @@ def reasons(rows: Iterable[LoadOf], cause: Cause, most: int = 4) -> list[str]:
             seen[reason] = seen.get(reason, 0) + 1
     ordered = sorted(seen.items(), key=lambda item: -item[1])
     return [f"{reason} ({plural(n, 'request')})" for reason, n in ordered[:most]]
+
+
+_OTHERS = (
+    "Compare the blocks that the load hooks write with those that the scheduler gave the request (block ids, "
+    "not their places in the table; in a type that is wide enough): other requests' were written."
+)
+
+
+def remedy(rows: Iterable[LoadOf], cause: Cause) -> list[str]:
+    """Of what was not written; where other slots were, that first."""
+    others = any(
+        ELSEWHERE in reason for row in rows for end in cause.load_ends for reason in row.reasons.get(end, ())
+    )
+    return [_OTHERS, cause.remedy] if others else [cause.remedy]
 
 
 def reasons_and_places(rows: list[LoadOf], cause: Cause) -> list[str]:

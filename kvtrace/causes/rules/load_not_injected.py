@@ -58,6 +58,7 @@ def rule(case: Case) -> Results:
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
             evidence=[*loads.reasons_and_places(lost, CAUSE), *_resumed(case)],
             headline=f"{plural(number, 'accepted token')} never written into the layers",
+            remedy=loads.remedy(lost, CAUSE),
         )
         return
     if resumed := case.run.lost_resumed:

@@ -69,7 +69,11 @@ def look(
     found = LoadEvidence({}, {}, {})  # where nothing was accepted, no spool is read for it
     if accepted:
         found = evidence(scans, _workers(engines), _load_steps(accepted))
-    return LoadsSeen(found, executed, Counter(one.asked.step for one in _synchronous(accepted)), written)
+    at_once = _synchronous(accepted)
+    loads: dict[int, set[int]] = defaultdict(set)
+    for one in at_once:
+        loads[one.asked.step].add(one.asked.request)
+    return LoadsSeen(found, executed, dict(loads), len(at_once) == len(accepted), written)
 
 
 def _synchronous(accepted: Sequence[Accepted]) -> list[Accepted]:
@@ -85,8 +89,7 @@ def follow(
 ) -> dict[int, Arrived]:
     """What of the accepted loads got into the layers, by the request's row."""
     by_tag = _with_connector(engines)
-    at_once = _synchronous(accepted)
-    failed = failures(at_once, by_tag, seen, alone=len(at_once) == len(accepted))
+    failed = failures(_synchronous(accepted), by_tag, seen)
     caught = caught_in_loading(swallowed(scans))
     arrived = {}
     for one in accepted:

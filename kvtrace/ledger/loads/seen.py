@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from kvtrace.ledger.ends import LoadEnd
@@ -16,6 +16,8 @@ from kvtrace.ledger.steps import NEVER_RAN, Executed
 from kvtrace.words import plural
 
 READ_ONLY = "the load read them there: what it filled may be a copy of them"
+ELSEWHERE = "which load nothing in the step"
+"""Words of what is said of other requests whose slots a load wrote."""
 ENDED_BY_FAILURE = "FINISHED_ERROR"
 """What vLLM makes of a request whose load failed, unless kv_load_failure_policy is "recompute"
 (``v1/core/sched/scheduler.py``, 0.32.0)."""
@@ -27,11 +29,17 @@ def reported(blocks: int) -> str:
 
 @dataclass(frozen=True)
 class LoadsSeen:
-    """What the workers' spools say, and what each step was to load. Workers by Worker.key."""
+    """What the workers' spools say, and what each step was to load. Workers by Worker.key.
+
+    Attributes:
+        loads: step -> the requests (rows) that load in it, synchronously.
+        alone: nobody loads in any other way.
+    """
 
     found: LoadEvidence
     executed: Mapping[tuple[int, str], Executed]
-    loads: Mapping[int, int]  # step -> synchronous loads
+    loads: Mapping[int, Set[int]]
+    alone: bool
     written: Written
 
     def ran(self, worker: Worker) -> Executed:

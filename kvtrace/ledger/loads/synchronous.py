@@ -10,25 +10,23 @@ import numpy as np
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
-from kvtrace.ledger.loads.seen import ENDED_BY_FAILURE, READ_ONLY, Failed, LoadsSeen, reported
+from kvtrace.ledger.loads.seen import ELSEWHERE, ENDED_BY_FAILURE, READ_ONLY, Failed, LoadsSeen, reported
 from kvtrace.ledger.loads.steps_seen import NEVER, LoadEvidence, LoadStepBit, PairBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.steps import StepState, holds, step_states
 from kvtrace.trace import hooks
+from kvtrace.words import plural
 
 _TOO_LATE = "its slots were written after its attention had begun"
 
 
 def failures(
-    accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen, alone: bool
+    accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen
 ) -> dict[int, Failed]:
     """By the request's row. The trace names no request with reported blocks: they are of those that vLLM
     then computed anew, or ended, else they are given to the loads of their step in order. Where each of these
     ran on as if nothing had been said, they are of none of them.
-
-    Args:
-        alone: no load but these can have been reported.
     """
     of_step: dict[int, list[Accepted]] = defaultdict(list)
     for one in accepted:
@@ -37,10 +35,10 @@ def failures(
     for step, blocks in _error_blocks(seen.found).items():
         here, left = of_step.get(step, []), blocks
         known = [one for one in here if _recomputed(one) or _ended(one) == ENDED_BY_FAILURE]
-        whole = alone and not known and seen.loads[step] == len(here)
+        whole = seen.alone and not known and len(seen.loads.get(step, ())) == len(here)
         heard = not (whole and all(_ended(one) in _RAN_ON for one in here))
         of_nobody = f"{reported(blocks)} in this step are of none of its requests: vLLM computed nothing anew"
-        whose = "" if known or seen.loads[step] == 1 else _NOT_RECORDED
+        whose = "" if known or len(seen.loads.get(step, ())) == 1 else _NOT_RECORDED
         for one in known or here:
             size = max(1, one.request.block or engines[one.asked.engine].block_size)
             tokens = min(one.asked.accepted, left * size)
@@ -141,6 +139,8 @@ class _InStep:
         # Of each KV layer:
         asked = accepted.asked
         self._missing = seen.written.missing(worker, asked.request, asked.positions, [self._step], self._step)
+        others = seen.written.in_step(worker, self._step) - seen.loads.get(self._step, set())
+        self._elsewhere = len(others) if seen.alone else 0
         self._wrote: list[int] = loads.measured(at, self._waits).tolist()
         self._wait_raised: list[bool] = loads.having(at, PairBit.WAIT_RAISED).tolist()
         self._op_t: list[int] = loads.op_t[at].tolist()
@@ -182,8 +182,10 @@ class _InStep:
         if early:  # its turn to be written never came
             return *signs(missing.positions, early), *late
         some = "none" if missing.whole else "not all"
-        why = [*([READ_ONLY] if missing.read else []), *filter(None, [of_nobody]), *self._complaints[:1]]
-        reason = "; ".join([f"{some} of the slots of these tokens were written", *why])
+        others = plural(self._elsewhere, "other request")
+        elsewhere = f"slots of {others} were, {ELSEWHERE}" if self._elsewhere else ""
+        why = [*([READ_ONLY] if missing.read else []), elsewhere, of_nobody, *self._complaints[:1]]
+        reason = "; ".join([f"{some} of the slots of these tokens were written", *filter(None, why)])
         end = LoadEnd.NOT_WRITTEN if missing.whole else LoadEnd.PARTLY
         return *signs(missing.positions, Sign(By.SLOT, end, (reason,))), *late
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from kvtrace.ledger.intervals import Interval, subtract
@@ -48,6 +48,10 @@ class Written:
     def known(self, worker: Worker) -> bool:
         """Whether this worker's writes can be seen at all."""
         return bool(self._of(worker).writes)
+
+    def in_step(self, worker: Worker, step: int) -> Set[int]:
+        """The requests (rows) whose slots were written in a step."""
+        return self._of(worker).written_in.get(step, frozenset())
 
     def missing(
         self, worker: Worker, row: int, wanted: Interval, steps: Sequence[int], used: int = NEVER

@@ -123,11 +123,20 @@ class Slots:
     @cached_property
     def read_in(self) -> Mapping[int, Set[int]]:
         """Step -> rows of the requests that were read in it."""
-        found: dict[int, set[int]] = defaultdict(set)
-        for row, touches in self.reads.items():
-            for touch in touches:
-                found[touch.step].add(row)
-        return found
+        return _by_step(self.reads)
+
+    @cached_property
+    def written_in(self) -> Mapping[int, Set[int]]:
+        """... that were written in it."""
+        return _by_step(self.writes)
+
+
+def _by_step(touched: Mapping[int, Sequence[Touch]]) -> Mapping[int, Set[int]]:
+    found: dict[int, set[int]] = defaultdict(set)
+    for row, touches in touched.items():
+        for touch in touches:
+            found[touch.step].add(row)
+    return found
 
 
 NOTHING = Slots()
