@@ -190,7 +190,7 @@ def computes(sim: Sim) -> None:
 
 def loads(
     sim: Sim, name: str, prints: tuple[int, ...] = (8, 7, 6, 9), wrote: int = 48, hook: str = "start_load_kv",
-    failed: int = 0,
+    failed: int = 0, status: str = "FINISHED_STOPPED",
 ) -> None:  # fmt: skip
     sim.arrive(Prompt(name, 64, digest=14, prefixes=(11, 12, 13, 14)))
     first = 10 * "abcd".index(name)
@@ -204,7 +204,7 @@ def loads(
     if failed:
         sim.load_errors(0, step, failed)
     sim.prints(name, list(prints))
-    sim.finish(name, 64)
+    sim.finish(name, 64, status=status)
 
 
 def loads_in_its_hook(sim: Sim) -> None:
@@ -262,12 +262,20 @@ def loads_other_kv(sim: Sim) -> None:
 def loads_what_fails(sim: Sim) -> None:
     computes(sim)
     loads(sim, "b")
+    loads(sim, "c", (8, 7, ZEROES, 9), wrote=32, failed=1, status="FINISHED_ERROR")
+
+
+def loads_what_fails_unheard(sim: Sim) -> None:
+    """The reported block is not the request's, which runs on."""
+    computes(sim)
+    loads(sim, "b")
     loads(sim, "c", (8, 7, ZEROES, 9), wrote=32, failed=1)
 
 
 HEALTHY = [loads_in_its_hook, loads_in_a_thread, loads_in_the_background]
 RUNS = [
-    *HEALTHY, loads_a_part, loads_nothing_once, loads_where_nothing_is_seen, loads_other_kv, loads_what_fails
+    *HEALTHY, loads_a_part, loads_nothing_once, loads_where_nothing_is_seen, loads_other_kv, loads_what_fails,
+    loads_what_fails_unheard,
 ]  # fmt: skip
 
 
@@ -315,6 +323,7 @@ def test_threads_and_processes_record_loads_in_any_order(
         (loads_where_nothing_is_seen, {LoadEnd.NOT_WRITTEN}),
         (loads_other_kv, {LoadEnd.WRONG}),
         (loads_what_fails, {LoadEnd.FAILED}),
+        (loads_what_fails_unheard, {LoadEnd.PARTLY}),
     ],
 )
 def test_the_runs_lose_what_they_say(tmp_path: Path, made: Callable[[Sim], None], ends: set[LoadEnd]) -> None:
