@@ -206,12 +206,15 @@ class Prints:
             with torch._C.DisableTorchFunction(), torch.inference_mode():
                 work()
         except Exception:
-            self._sizes = []
-            self._waiting.clear()
-            self._rechecks = Rechecks()
-            AGENT.failed("fingerprints")
+            self._failed()
         finally:
             OWN.busy = before
+
+    def _failed(self) -> None:
+        self._sizes = []
+        self._waiting.clear()
+        self._rechecks = Rechecks()
+        AGENT.failed("fingerprints")
 
     def _of_step(self, planned: tuple[Any, _Planned] | None) -> None:
         self._settle()
@@ -221,14 +224,17 @@ class Prints:
 
     def _recheck(self, which: Callable[[], list[Filled]]) -> None:
         def look() -> None:
-            filled = sorted(which(), key=_GROUP)
-            if not filled:  # in most steps: none of the layers is asked for
-                return
             found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
             if all(tensor is not None for tensor in found.values()):
-                self._take(_Planned(self._rechecks.step, filled, found, None))
+                self._take(_Planned(self._rechecks.step, sorted(filled, key=_GROUP), found, None))
 
-        self._safely(look)
+        try:
+            filled = which()
+        except Exception:
+            self._failed()
+            return
+        if filled:  # in few steps: what stands around a look costs as much as ten of the agent's other parts
+            self._safely(look)
 
     def _take(self, planned: _Planned) -> None:
         began, torch, filled = clock(), sys.modules["torch"], planned.filled
