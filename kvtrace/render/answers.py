@@ -142,7 +142,9 @@ def saving(report: Report) -> str:
             continue
         if hook == _WAIT_SAVE and parts and not elsewhere:
             continue
-        if may_hide_work(report):  # the connector's metadata does not say all of it
+        if hook == _SAVE_LAYER and elsewhere and len(report["run"]["engines"]) == 1:
+            did = "and does nothing"
+        elif may_hide_work(report):  # the connector's metadata does not say all of it
             did = (
                 f"at least {count(work)} of them with KV to save" if work else "with how much KV is not known"
             )

@@ -170,8 +170,8 @@ class _Files:
     """Follows names in the order of time. Attributes:
     every: that was written to.
     of_row: by the row of the OUTSIDE table the place of the file that it wrote to, -1 where it did not.
-    columns: of all files: whether it keeps what came, is renewed, lost, of no use here; in which step it was
-    written over, and whether it was.
+    columns: of all files: whether it keeps what came, is renewed, is lost, has a size that tells nothing; in
+    which step it was written over, and whether it was.
     """
 
     def __init__(self, trace: TracedSpool, rest: RestFile) -> None:
@@ -345,12 +345,12 @@ def _account(found: _OfConnector, of: Array) -> _Groups:
         return _Moves(of[moves.call[here]], *(column[here] for column in moves[1:]))
 
     writes, sent = of_groups(found.writes), of_groups(found.sent)
-    keeps, renewed, lost, of_no_use, over, is_over = found.files[writes.to].T
+    keeps, renewed, lost, mute, over, is_over = found.files[writes.to].T
     came, own = np.maximum(writes.amount, 0), writes.amount != 0
     read = total(of[inside], found.calls.read[inside])
     unknown = total(of[inside], found.calls.unknown[inside]) > 0
     written, went = total(writes.call, came), total(sent.call, sent.amount)
-    stays, there = total(writes.call, of_no_use) == 0, total(writes.call, came * keeps)
+    stays, there = total(writes.call, mute) == 0, total(writes.call, came * keeps)
     with_renewed = there + total(writes.call, came * renewed)
     all_lost = (total(writes.call, own) > 0) & (total(writes.call, own * (1 - lost)) == 0)
     refused = (total(sent.call, sent.errors) != 0) & (total(writes.call) == 0) & (went == 0)
