@@ -63,7 +63,7 @@ class Child:
             effects=_only(scan.effects, own),
             slots=_only(scan.slots, own),
             states=_only(scan.states, own),
-            outside=_only(scan.outside, own | {0}),
+            outside=_only(scan.outside, own),
             hooks_of=own,
         )
 

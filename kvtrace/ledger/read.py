@@ -152,7 +152,8 @@ def _books(
     looked = look([*accepted, *resumed], engines, scans, seen.executed, slots)
     arrived = follow(accepted, engines, scans, looked, contents)
     evidence = SaveEvidence(
-        executed=seen.executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
+        executed=seen.executed, coverage=coverage.workers, watched=watched,
+        proved=contents.proved, kept=contents.kept,
         unequal=contents.unequal(row for row, one in arrived.items() if one.other_kv),
         unfinished={save.request: save.unfinished for save in async_saves},
         unknown=Steps(implied.unknown | cut_off(requests)),

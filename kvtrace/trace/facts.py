@@ -289,6 +289,10 @@ class HandOverFact(Document):
     asks: tuple[str, ...] = ()
 
 
+TOLD_EACH = 16
+"""Exceptions of a kind that are told each; more of them at 32, 64, ..."""
+
+
 @dataclass(frozen=True)
 class SwallowedFact(Document):
     """An exception that the connector handled itself, in a watched call or in its work in the background.

@@ -1,10 +1,12 @@
 """What did not come back in the midst of a suite may have been dropped to make room for other prompts: asked
-alone, with nothing in between, it comes back. That is no broken promise, but a question."""
+alone, with nothing in between, it comes back. That is no broken promise, but a question. A store that drops may
+drop even alone what is more than ever came back from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from kvtrace.verify.answers import Answer, Answered, Verdict
 from kvtrace.verify.drive import Driver, Job
@@ -17,6 +19,14 @@ from kvtrace.verify.workload import parse
 _ALONE = "alone"
 
 
+class Alone(NamedTuple):
+    """What came of a property's cases, each by itself: the first that fails, too, "" none; and one that may
+    be more than the store has room for, "" none."""
+
+    fails: str = ""
+    larger: str = ""
+
+
 class AskedAlone:
     """Asks on behind a suite, on an engine that is still up."""
 
@@ -26,21 +36,27 @@ class AskedAlone:
         self._driver, self._look, self._facts, self._settings = driver, look, facts, settings
         self._asked: dict[str, Observed] = {}
 
-    def failing(self, failed: Iterable[tuple[Property, Verdict]]) -> dict[str, str]:
-        """Property -> the first case of its verdict's that fails alone, too; "" none does. Nothing of those
-        that could not all be asked."""
+    def failing(self, failed: Iterable[tuple[Property, Verdict]]) -> dict[str, Alone]:
+        """By property. Nothing of those that could not all be asked."""
         found = {}
+        room = 0  # tokens of what came back by itself, at most
         for one, verdict in failed:
-            for case in verdict.alone:
+            alone = Alone()
+            for case in verdict.alone:  # the shortest first
                 what = self._of(case)
                 if self._driver.died:
                     break
-                nothing = not any(asked.given for asked in what.asked)
-                if nothing or one.judge(list(what.asked), what).answer is Answer.FAILED:
-                    found[one.id] = case
+                judged, size = one.judge(list(what.asked), what), _size(what)
+                gone = not any(asked.given for asked in what.asked) or bool(judged.alone)
+                if gone and 0 < room < size:
+                    alone = Alone(larger=case)
+                elif gone or judged.answer is Answer.FAILED:
+                    found[one.id] = Alone(case)
                     break
+                else:
+                    room = max(room, size)
             else:
-                found[one.id] = ""
+                found[one.id] = alone
         return found
 
     def _of(self, case: str) -> Observed:
@@ -52,12 +68,23 @@ class AskedAlone:
         return self._asked[case]
 
 
-def judged_alone(one: Answered, case: str) -> Answered:
-    """A failure with what came of it alone. ``case``: the one that fails alone, "" where none does."""
+def _size(what: Observed) -> int:
+    """Tokens of what was asked, and generated, each prompt once."""
+    longest: dict[int, int] = {}
+    for one in what.asked:
+        first = one.tokens[0]
+        longest[first] = max(longest.get(first, 0), len(one.tokens) + len(one.reply.tokens))
+    return sum(longest.values())
+
+
+def judged_alone(one: Answered, alone: Alone) -> Answered:
+    """A failure with what came of it alone."""
     verdict = one.verdict
-    if verdict.answer is not Answer.FAILED or case:
-        return replace(one, verdict=replace(verdict, case=case)) if case else one
+    if verdict.answer is not Answer.FAILED or alone.fails:
+        return replace(one, verdict=replace(verdict, case=alone.fails)) if alone.fails else one
     says = f"{verdict.says}; asked alone it comes back"
+    if alone.larger:
+        says += f", but for what may be more than the store has room for ({alone.larger})"
     asks = "dropped in between: is that meant? Give the store room for all of verify's prompts"
     return replace(
         one, verdict=replace(verdict, answer=Answer.NOT_OBSERVED, says=says, evidence=[asks], case="")

@@ -111,21 +111,54 @@ def test_a_file_that_is_published_by_a_hard_link(trace, kv, tmp_path):
 def test_a_new_name_is_told_as_of_when_it_was_given(trace, kv, tmp_path):
     """Else a call of another thread that ends in between tells of the file under its new name first, and what
     it held under the old one counts as another file's, and as written over."""
-    other = OutsideCall(1)
+    other, part = OutsideCall(1), tmp_path / "a.part"
+    file = None
 
     def how(step, layer):
-        part = tmp_path / "a.part"
-        part.write_bytes(b"header")
-        other.write(step, 1)
-        part.write_bytes(b"header" + data_of(layer))
+        nonlocal file
+        if step == 1:
+            file = part.open("wb", buffering=0)
+            file.write(b"header")
+            return
+        file.write(data_of(layer))
         part.rename(tmp_path / "a.kv")
         other.write(step, 1)
 
-    saves(kv, how)
+    saves(kv, how, steps=2)
     in_time = sorted(zip(trace.table(Kind.OUTSIDE)[:, 1].tolist(), outside(trace), strict=True))
     assert [(way, name) for _, (way, name, *_) in in_time] == [
         (Way.FILE, "a.part"), (Way.NAME, "a.part"), (Way.FILE, "a.kv"), (Way.FILE, "a.kv"),
     ]  # fmt: skip
+
+
+def test_a_call_alone_tells_of_what_it_opened_while_it_runs(trace, kv, tmp_path):
+    """Of several jobs at once each one's bytes are set against what that one read."""
+    other = OutsideCall(1)
+
+    def how(step, layer):
+        with (tmp_path / "a.kv").open("wb", buffering=0) as file:
+            file.write(data_of(layer))
+            other.write(step, 1)
+
+    saves(kv, how)
+    (call,) = {rows.SlotsTouched._make(one).call for one in trace.table(Kind.SLOTS).tolist()}
+    assert [rows.Outside._make(one).call for one in trace.table(Kind.OUTSIDE).tolist()] == [call]
+
+
+def test_what_comes_later_is_for_the_connector_that_opened_the_file(trace, kv, tmp_path):
+    """By a handle that stays open it comes at any time: another connector's call may be the next to look."""
+    file = None
+
+    def how(step, layer):
+        nonlocal file
+        file = (tmp_path / "a.kv").open("ab", buffering=0)
+
+    saves(kv, how)
+    file.write(data_of(kv))
+    OutsideCall(9).write(1, 1)
+    records = trace.table(Kind.OUTSIDE)
+    assert len(records) == 2 and 9 not in rows.detail(records[:, 0]).tolist()
+    assert sum(max(0, rows.Outside._make(one).bytes) for one in records.tolist()) == 256
 
 
 def test_a_hard_link_takes_no_name_that_is_in_use(trace, kv, tmp_path):

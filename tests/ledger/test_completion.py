@@ -123,13 +123,16 @@ def test_what_came_back_equal_was_not_misread(proved: bool, name: str) -> None:
 _UNSEEN = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.UNTOLD)
 _LOST = {
     "named by nothing": Token(), "read too early": Token(stale=True),
-    "its address given away": Token(silent=Blind.OUT_OF_SIGHT),
     "named, and not read": Token(stores=(StoreResult(SaveEnd.NOTHING_READ, Grade.READ),)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "token", [Token(silent=Blind.METADATA_UNREAD), Token(silent=Blind.NAMED_EARLY), Token(stores=(_UNSEEN,))]
+    "token",
+    [
+        *(Token(silent=why) for why in (Blind.METADATA_UNREAD, Blind.NAMED_EARLY, Blind.OUT_OF_SIGHT)),
+        Token(stores=(_UNSEEN,)),
+    ],
 )
 def test_what_came_back_is_stored_though_nobody_saw_how(token: Token) -> None:
     assert decide(token).name == NOT_OBSERVED
@@ -138,6 +141,5 @@ def test_what_came_back_is_stored_though_nobody_saw_how(token: Token) -> None:
 
 @pytest.mark.parametrize("token", _LOST.values(), ids=_LOST.keys())
 def test_what_came_back_by_another_save_is_no_save(token: Token) -> None:
-    """Another request with the same tokens may have stored them; how this one lost its own is seen. Or who
-    got it back took it from here."""
+    """Another request with the same tokens may have stored them; how this one lost its own is seen."""
     assert decide(token._replace(proved=True)) == decide(token)

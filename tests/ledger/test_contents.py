@@ -25,6 +25,7 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Engine, OutsideBytes
 from kvtrace.terms import LOADED, SAVED, Grade
 from kvtrace.trace import facts
+from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Fact, Flag, Kind
 
 BLOCK, LAYERS = 32, 2
@@ -40,13 +41,19 @@ class Cache:
         self.sim = Sim(folder, **{"layers": LAYERS, "block": BLOCK, **more})  # type: ignore[arg-type]
 
     def computes(
-        self, request: str, prints: list[int], tokens: tuple[int, ...] = A, answer: int = 0
+        self,
+        request: str,
+        prints: list[int],
+        tokens: tuple[int, ...] = A,
+        answer: int = 0,
+        named: bool = True,
     ) -> Cache:
-        """The connector has ``answer`` tokens of it, and the engine computes it all the same."""
+        """The connector has ``answer`` tokens of it, and the engine computes it all the same. ``named``: the
+        metadata names it to be stored."""
         length = len(tokens) * BLOCK
         self.sim.arrive(Prompt(request, length, digest=tokens[-1], prefixes=tokens))
         self.sim.lookup(request, 0, answer, 0)
-        entries = [Entry(request, length, length, 0)]
+        entries = [Entry(request, length, length, 0)] if named else []
         self.sim.step([Chunk(request, 0, length, first=True)], entries=entries, prompts={request: length})
         self.sim.prints(request, prints)
         return self
@@ -157,6 +164,22 @@ def test_a_prompt_under_another_cache_salt_may_be_the_same_one(tmp_path: Path) -
     """A salt makes other digests of equal tokens, not other KV: which tokens it is of is not known."""
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9], (31, 32, 33, 34), salt=3).run()
     assert lost(run) == 0 and run.compared == {"not compared": 3}
+
+
+@pytest.mark.parametrize(("tag", "saved"), [(7, 3 * BLOCK), (8, 0)], ids=["the same", "another one"])
+def test_by_its_address_an_engine_reads_it_where_it_was_computed(
+    tmp_path: Path, tag: int, saved: int
+) -> None:
+    """What comes back to the same engine was kept somewhere."""
+    one = Cache(tmp_path).computes("a", [5, 6, 7, 8], named=False)
+    limit = {"connector": 1, "kind": Limit.ADDRESS.value, "hook": "register_kv_caches"}
+    one.sim.workers[0].fact(Fact.WATCH_LIMITS, limit)
+    other = one
+    if tag != one.sim.tag:
+        other = Cache(tmp_path, tag=tag, pid=200)
+        one.sim.write()
+    run = other.loads("b", [5, 6, 7, 9]).run()
+    assert (proved(run, LOADED), proved(run, SAVED)) == (3 * BLOCK, saved)
 
 
 def test_kv_that_came_back_for_others_has_a_wrong_name(

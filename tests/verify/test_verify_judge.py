@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -675,6 +675,15 @@ class Bounded(Connector):
         self.kept = set(self.order[-self.room :])
 
 
+class Quota(Bounded):
+    """It gives what it has from the beginning on, and drops beginnings first."""
+
+    def offered(self, request: RequestToMake) -> int:
+        ends = range(self.unit, len(request.tokens), self.unit)
+        has = takewhile(lambda n: self.key(request.tokens[:n], request) in self.kept, ends)
+        return max(has, default=0)
+
+
 class ForgetsTheLong(Bounded):
     def offered(self, request: RequestToMake) -> int:
         return 0 if len(request.tokens) > 200 else super().offered(request)
@@ -701,6 +710,14 @@ def test_what_a_small_store_dropped_for_others_is_a_question() -> None:
     for after in told.values():
         assert after.says.endswith("asked alone it comes back") and "is that meant?" in after.evidence[0]
         assert not after.case
+
+
+@pytest.mark.parametrize("room", [4, 6, 8, 12])
+def test_what_is_more_than_a_store_holds_is_a_question(room: int) -> None:
+    """Shorter ones come back alone, so that it drops; the longest have no room even then."""
+    found = said_alone(Quota(room))
+    assert found and {after.answer for _, after in found.values()} == {Answer.NOT_OBSERVED}
+    assert "more than the store has room for (b529 ; b529)" in found["chunked"][1].says
 
 
 def test_what_does_not_come_back_alone_fails_with_that_case() -> None:

@@ -176,7 +176,7 @@ class CallErrors:
         if count == 1 and len(_seen_before) >= MAX_FACTS:
             return
         _seen_before[key] = count
-        if count > 16 and count & (count - 1):
+        if count > facts.TOLD_EACH and count & (count - 1):
             return
         fact = facts.SwallowedFact(
             hook=self._hook,

@@ -51,6 +51,7 @@ class OutsideCall:
     def opened(self, place: WrittenFile) -> None:
         HERE.did = clock()
         self._opened[place.path] = place
+        place.holder = self
 
     def moved(self, removal: Removal, place: WrittenFile | None) -> None:
         own = self._opened.pop(removal.path, None)
@@ -95,20 +96,25 @@ class OutsideCall:
                 write_removal(one, (clock(), self.call, step), role, self.connector)
         except Exception:
             AGENT.failed("what came to rest")
+        for place in self._opened.values():
+            if place.holder is self:
+                place.holder = None
         self._call = 0
         self._empty()
 
     def _rows(self, step: int, thread: int) -> Iterator[Row]:
         looked = list(self._look())
         for place in PLACES.still_open():
-            if place.path not in self._opened:
+            if place.holder is None:
                 new, wrote = not place.looks, PLACES.look(place)
                 if new or wrote.changed:
                     looked.append(wrote)
         for wrote in looked:
             place = wrote.place
             marks = Flag.FIRST if place.anew else 0
-            head = pack_head(Kind.OUTSIDE, Role.WORKER, place.way, self.connector, marks, thread)
+            # What came by a handle that stays open is for the connector that opened it.
+            index = self.connector if place.path in self._opened else place.connector
+            head = pack_head(Kind.OUTSIDE, Role.WORKER, place.way, index, marks, thread)
             place.anew = False
             gone = wrote.size < 0
             size, target = max(0, wrote.size), _target(place.path)

@@ -42,16 +42,22 @@ class WrittenFile:
         stays: it is written to by a handle that stays open, for all that is known.
         spare: the name that it was to get is taken: its end says nothing of what it holds.
         looks: how often it was looked at since it was opened.
+        connector: index of the one that opened it last; 0 unknown.
+        holder: the call (``OutsideCall``) that opened it, until it tells of it: no other one does meanwhile.
     """
 
-    __slots__ = ("anew", "changed", "in_place", "looks", "path", "size", "spare", "stays", "way")
+    __slots__ = (
+        "anew", "changed", "connector", "holder", "in_place", "looks", "path", "size", "spare", "stays",
+        "way",
+    )  # fmt: skip
 
     def __init__(self, path: str, way: Way, size: int) -> None:
         self.path, self.way, self.size = path, way, size
         self.in_place = self.anew = self.stays = self.spare = False
         self.changed = 0
         """``st_mtime_ns`` when it was last seen."""
-        self.looks = 0
+        self.looks = self.connector = 0
+        self.holder: Any = None
 
 
 class Wrote(NamedTuple):
@@ -302,8 +308,11 @@ def here() -> Any:
 def _note(path: Any, flags: int, way: Way = Way.FILE) -> None:
     """What a watched call, or a connector's hook, opens."""
     watched = here()
-    if watched is not None or origin_here() is not None:
+    by = watched or origin_here()
+    if by is not None:
         place = PLACES.opened(path, flags, way, watched is not None)
+        if place is not None:
+            place.connector = by.connector
         if place is not None and watched is not None:
             watched.opened(place)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kvtrace.causes.case import Case
 from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.ledger.run import Engine, LogLine, Swallowed
+from kvtrace.trace.facts import TOLD_EACH
 from kvtrace.words import plural
 
 _MAX_TEXT = 200
@@ -29,11 +30,12 @@ def place(hook: str) -> str:
 
 def exception_line(fact: Swallowed) -> str:
     """``OSError: no space (at store.py:12 in write), caught 8 times in 8 watched calls of save_kv_layer``."""
-    calls = f"caught {plural(fact.count, 'time')} in {place(fact.hook)}"
+    times = f"{'at least ' if fact.count > TOLD_EACH else ''}{plural(fact.count, 'time')}"
+    calls = f"caught {times} in {place(fact.hook)}"
     if fact.observed_calls and fact.hook not in _BACKGROUND:
         # Times, not calls: one call may raise for each of its requests.
         watched = f"{plural(fact.observed_calls, 'watched call')} of {fact.hook}"
-        calls = f"caught {plural(fact.count, 'time')} in {watched}"
+        calls = f"caught {times} in {watched}"
     message = f": {shortened(fact.message)}" if fact.message else ""
     return f"{fact.type}{message} (at {fact.where}), {calls}"
 

@@ -69,6 +69,8 @@ class Contents:
     Attributes:
         proved: positions whose load gave back what they compute to, and those that a later request got back
             so from the connector.
+        kept: of these, those that a request of the same engine got back: another one may have read them
+            where they were computed.
         sharing: (row, end of a wrong block) -> the requests that begin with the same tokens, and their pairs.
         blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared", "altered".
         written: requests into whose slots something was seen to be written.
@@ -77,6 +79,7 @@ class Contents:
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
     proved: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
+    kept: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
     sharing: Mapping[tuple[int, int], Sequence[tuple[int, int]]] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
@@ -121,6 +124,7 @@ def compare(
     prefixes = _Prefixes(requests)
     wrong: dict[int, list[Wrong]] = defaultdict(list)
     proved: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    kept: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     sharing: dict[tuple[int, int], Sequence[tuple[int, int]]] = {}
     blocks: Counter[str] = Counter()
     same_before = remaining(workers, places) if places is not None else set()
@@ -137,9 +141,10 @@ def compare(
             found = None if savers else _found(judge, pairs, block, alone)
             blocks[EQUAL if savers else WRONG if found else NOT_COMPARED] += 1
             for row in (block.row, *savers) if savers else ():
-                proved[row, pairs if row == block.row else judge.pairs_of(row)].append(
-                    (block.start, block.end)
-                )
+                key = row, pairs if row == block.row else judge.pairs_of(row)
+                proved[key].append((block.start, block.end))
+                if requests[row].engine == requests[block.row].engine:
+                    kept[key].append((block.start, block.end))
             if found:
                 wrong[block.row].append(found)
                 sharing[block.row, block.end] = [
@@ -149,7 +154,7 @@ def compare(
     if places is not None:
         _look_later(wrong, held_later(workers, places), requests)
     found_reused = [(row, why) for (row, _), why in sorted(reused.items())]
-    return Contents(wrong, _by_row(proved), sharing, blocks, frozenset(written), found_reused)
+    return Contents(wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written), found_reused)
 
 
 def _by_row(found: Mapping[tuple[int, int], Sequence[Interval]]) -> Mapping[int, Sequence[Returned]]:

@@ -140,7 +140,9 @@ def _way(
 ) -> PositionsEvidence:
     reuse = reuse_of(request, load.lost if load else {})
     unfinished = evidence.unfinished.get(row, {})
-    back = evidence.proved.get(row, ()), evidence.unequal.get(row, ())
+    # An address leads another engine to the KV where it was computed: nobody needs to have stored it.
+    proved = evidence.kept if pairs.given_away else evidence.proved
+    back = proved.get(row, ()), evidence.unequal.get(row, ())
     return PositionsEvidence(row, request, pairs, reuse, unfinished, evidence.unknown, load, *back)
 
 

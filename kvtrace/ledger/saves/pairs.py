@@ -47,6 +47,8 @@ class SaveEvidence:
     """Row of a request -> worker's spool ("" all) -> how its asynchronous save ended, where not well."""
     proved: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
     """Row of a request -> what came back, in this or a later request, with the KV that was computed."""
+    kept: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
+    """Of this what came back to a request of the same engine."""
     unequal: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
     """The same of what came back as other KV."""
     given_away: frozenset[str] = frozenset()

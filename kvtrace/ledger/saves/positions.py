@@ -189,7 +189,7 @@ def _by_return(token: Token, grade: Grade) -> Grade:
 
 def _not_saved(token: Token) -> Outcome:
     """Of a token that was computed and is not seen in the store: the first stage at which its way ended."""
-    if token.silent == Blind.OUT_OF_SIGHT:
+    if token.silent == Blind.OUT_OF_SIGHT and not token.proved:
         return not_observed(token.silent)  # who got it back may have taken it: handed over, and not stored
     end, grade, _, blind = min(token.stores, default=StoreResult(SaveEnd.NOT_DECLARED, Grade.DECLARED))
     if token.stores and end == SaveEnd.PENDING:

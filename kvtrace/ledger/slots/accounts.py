@@ -420,7 +420,8 @@ def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) ->
     settle(np.zeros_like(calls.step))
 
     read = np.bincount(account, calls.read, len(Account))
-    told, held, every = not (unknown or sent.amount.any()), sum(file.held for file in own), calls.read.sum()
+    told = not (unknown or sent.amount.any() or any(file.database for file in own))
+    held, every = sum(file.held for file in own), calls.read.sum()
     came = np.maximum(writes.amount, 0)
     total = OutsideBytes(
         trace.spool,
