@@ -1,6 +1,6 @@
 """What did not come back in the midst of a suite may have been dropped to make room for other prompts: asked
-alone, with nothing in between, it comes back. That is no broken promise, but a question. A store that drops may
-drop even alone what is more than ever came back from it."""
+alone, with nothing in between, it comes back. That is no broken promise, but a question. A store that drops
+may drop even alone what is more than ever came back from it."""
 
 from __future__ import annotations
 
