@@ -195,7 +195,7 @@ def _books(
 def _with_whole(run: Run, saves: Saves) -> Run:
     """The run, with whole tokens, and the prompt tokens that were saved layer by layer and rank by rank."""
     kept = [
-        PairKept(engine.tag, worker.rank, layer, int(tokens))
+        PairKept(engine.tag, worker.rank, layer, *map(int, tokens))
         for engine in run.engines
         for (worker, layer), tokens in zip(
             ((worker, layer) for worker in engine.workers for layer in worker.kv_layers),

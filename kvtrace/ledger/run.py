@@ -562,12 +562,13 @@ class Place:
 
 @dataclass(frozen=True)
 class PairKept:
-    """Prompt tokens that were saved in one layer on one rank."""
+    """Prompt tokens that were saved in one layer on one rank. ``unseen``: that may have been."""
 
     engine: int
     rank: int
     layer: str
     tokens: int
+    unseen: int = 0
 
 
 @dataclass(frozen=True)

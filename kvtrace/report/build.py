@@ -320,11 +320,12 @@ def _sent(sent: Mapping[str, int]) -> list[model.Sent]:
 
 
 def _layers(run: ledger_model.Run) -> list[model.LayerKept]:
-    """Those that kept less than others of their engine, the least first."""
+    """Those that kept less than others of their engine, whatever is not seen of them; the least first."""
     most = {
         tag: max(one.tokens for one in run.kept if one.engine == tag) for tag in {o.engine for o in run.kept}
     }
-    less = sorted((one for one in run.kept if one.tokens < most[one.engine]), key=lambda one: one.tokens)
+    less = [one for one in run.kept if one.tokens + one.unseen < most[one.engine]]
+    less.sort(key=lambda one: one.tokens)
     return [row(model.LayerKept, one, most=most[one.engine]) for one in less[: model.MAX_LAYER_ROWS]]
 
 

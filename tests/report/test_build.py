@@ -186,6 +186,15 @@ def test_lists_are_capped_and_say_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("unseen", "less"), [(0, [64]), (31, [64]), (32, [])])
+def test_a_layer_that_may_have_kept_as_much_did_not_keep_less(
+    tmp_path: Path, unseen: int, less: list[int]
+) -> None:
+    kept = [ledger.PairKept(1, 0, "layers.0", 96), ledger.PairKept(1, 0, "layers.1", 64, unseen)]
+    report = built(run_of(tmp_path, kept=kept), diagnosis())
+    assert [one["tokens"] for one in report.get("layers", [])] == less
+
+
 def test_processes_of_two_engines_are_told_apart(tmp_path: Path) -> None:
     hooks = table(ledger.HOOK_COLUMNS, hook(0, 5), hook(0, 5, pid=21, engine=2))
     rows = built(run_of(tmp_path, hooks=hooks), diagnosis())["coverage"]["hooks"]

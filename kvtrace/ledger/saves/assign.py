@@ -25,7 +25,7 @@ from kvtrace.ledger.saves.pairs import Pairs, SaveEvidence, pairs_of
 from kvtrace.ledger.saves.positions import IN_GPU_CACHE, PositionsEvidence, Segment, reuse_of
 from kvtrace.ledger.steps import Array
 from kvtrace.ledger.whole import least, swept
-from kvtrace.terms import SAVED, Grade
+from kvtrace.terms import NOT_OBSERVED, PENDING, SAVED, Grade
 
 Rows = list[tuple[object, ...]]
 
@@ -61,7 +61,7 @@ class Saves:
     """By the request's row."""
     whole: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(BASE_COLUMNS)))
     kept: Mapping[int, Array] = field(default_factory=dict)
-    """Engine -> prompt tokens that were saved, pair by pair."""
+    """Engine -> prompt tokens that were saved, and that may have been, pair by pair; shape (pairs, 2)."""
 
 
 def assign(
@@ -90,7 +90,7 @@ def assign(
     base: Rows = []
     lost: Rows = []
     whole: Rows = []
-    kept = {tag: np.zeros(len(pairs), dtype=np.int64) for tag, (pairs, _) in made.items()}
+    kept = {tag: np.zeros((len(pairs), 2), dtype=np.int64) for tag, (pairs, _) in made.items()}
     found: list[RequestSaves] = []
     spans: list[Span] = []
     ways: dict[int, PositionsEvidence] = {}
@@ -240,12 +240,15 @@ class _OfRequest:
         return self._rows(tokens, prompts)
 
     def kept(self) -> Array:
-        """Prompt tokens that were saved, pair by pair."""
-        saved = [
-            sum(self._of_prompt(part.start, part.end) for part in one.segments if part.outcome.name == SAVED)
+        """Prompt tokens that were saved, and that may have been, pair by pair; shape (pairs, 2)."""
+        kept = [
+            [
+                sum(self._of_prompt(part.start, part.end) for part in one.segments if part.outcome.name in of)
+                for of in ((SAVED,), (NOT_OBSERVED, PENDING))
+            ]
             for one in self._classes
         ]
-        return np.array(saved, dtype=np.int64)[self._class_of]
+        return np.array(kept, dtype=np.int64)[self._class_of]
 
     def _of_prompt(self, start: int, end: int) -> int:
         return max(0, min(end, self._request.prompt) - start)
