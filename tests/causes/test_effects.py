@@ -654,7 +654,9 @@ def test_an_abort_explains_nothing_where_nobody_was_offered(tmp_path: Path, in_p
         sim.one_step("a", 128, [Entry("a", 32, -1, 0)], digest=1)
     sim.one_step("c", 64, digest=3, ends=False)
     sim.finish("c", 64, 0, "FINISHED_ABORTED")
-    assert ids(analyse(sim)) == ["metadata-has-no-store"]
+    (found,) = analyse(sim).findings
+    assert found.id == "metadata-has-no-store"
+    assert found.evidence[0].endswith("; 1 of these were aborted, of the others 0")
 
 
 def test_metadata_cleared_early(tmp_path: Path) -> None:

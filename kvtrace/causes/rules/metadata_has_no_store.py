@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvtrace.causes.case import CaseRequest, stored_before
 from kvtrace.causes.evidence import transfers
+from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.intervals import union
 from kvtrace.ledger.run import Engine
@@ -49,7 +50,9 @@ def rule(case: Case) -> Results:
     of_engine = case.of_engine(engine.tag)
     without = [r for r in rows if not r.entries]
     stored = [r for r in of_engine if r.stored_end]
-    others = len({r.row for r in stored} - {r.row for r in rows})
+    here = {r.row for r in rows}
+    other = [r for r in stored if r.row not in here]
+    others = len(other)
     affected = of_all(len(rows), len(of_engine), "prompt")
     unknown = case.units.get(engine.tag) is None
     across = _across_chunks(case, rows)
@@ -61,7 +64,7 @@ def rule(case: Case) -> Results:
     did, done = ("took", "seen to be read") if unread else ("offered", "offered")
     evidence = [
         f"of {count(len(without))} of these nothing was {done}, of {count(len(rows) - len(without))} a part; "
-        f"of {plural(others, 'other prompt')} something was",
+        f"of {plural(others, 'other prompt')} something was" + "".join(_disturbed(rows, other)),
         *([f"the metadata of {of_all(unread, len(rows), 'prompt')} {_NOT_UNDERSTOOD}"] if unread else []),
         f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
@@ -96,6 +99,17 @@ def rule(case: Case) -> Results:
     )
 
 
+def _disturbed(rows: Sequence[CaseRequest], others: Sequence[CaseRequest]) -> Iterator[str]:
+    """How many of these requests were aborted or preempted, beside those of which something was offered."""
+    for word, of in _DISTURBED.items():
+        if number := sum(map(of, rows)):
+            yield f"; {count(number)} of these were {word}, of the others {count(sum(map(of, others)))}"
+
+
+_DISTURBED: dict[str, Callable[[CaseRequest], bool]] = {
+    "aborted": lambda request: request.status == ABORTED,
+    "preempted": lambda request: request.preemptions > 0,
+}
 _NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known, only that nobody read them"
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
