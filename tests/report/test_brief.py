@@ -244,13 +244,18 @@ def test_never_with_kv_is_said_only_where_metadata_says_all(mute: bool, saved: b
     assert ("never with KV to save" in answers.saving(report)) != unknown
 
 
-@pytest.mark.parametrize(("elsewhere", "engines"), [(True, 1), (False, 1), (True, 2)])
-def test_an_empty_hook_is_not_said_to_have_kv_to_save(elsewhere: bool, engines: int) -> None:
+@pytest.mark.parametrize(
+    ("empty", "engines"),
+    [("save_kv_layer", 1), ("save_kv_layer, wait_for_save", 1), ("", 1), ("save_kv_layer", 2)],
+)
+def test_an_empty_hook_is_not_said_to_have_kv_to_save(empty: str, engines: int) -> None:
     report: Any = sample()
     report["run"]["engines"] = report["run"]["engines"][:1] * engines
-    report["findings"] = [{"id": "saves-elsewhere"}] if elsewhere else []
-    nothing = elsewhere and engines == 1  # of several it is not known which of them has the empty one
-    assert ("times, and does nothing" in answers.saving(report)) is nothing
+    evidence = [f"empty body in a.module: {empty}"]
+    report["findings"] = [{"id": "saves-elsewhere", "evidence": evidence}] if empty else []
+    # of several engines it is not known which of them has the empty one
+    nothing = len(empty.split()) if engines == 1 else 0
+    assert answers.saving(report).count("times, and does nothing") == nothing
     assert "save_kv_layer was called" in answers.saving(report)
 
 

@@ -34,7 +34,7 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
         return judging.failed_for(
             bad,
             f"{plural(len(bad), 'request')} got what {who} never asked for: {count(offered)} tokens of "
-            f"{first.id} were offered, {count(first.known)} were asked by anybody",
+            f"{first.id} were offered, {count(first.known)} were asked so",
         )
     another = [(one, line) for one in asked for line in _of_another(one)]
     if another:
