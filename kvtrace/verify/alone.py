@@ -19,7 +19,7 @@ from kvtrace.verify.workload import parse
 _ALONE = "alone"
 
 
-class Alone(NamedTuple):
+class CasesAlone(NamedTuple):
     """What came of a property's cases, each by itself: the first that fails, too, "" none; and one that may
     be more than the store has room for, "" none."""
 
@@ -36,12 +36,12 @@ class AskedAlone:
         self._driver, self._look, self._facts, self._settings = driver, look, facts, settings
         self._asked: dict[str, Observed] = {}
 
-    def failing(self, failed: Iterable[tuple[Property, Verdict]]) -> dict[str, Alone]:
+    def failing(self, failed: Iterable[tuple[Property, Verdict]]) -> dict[str, CasesAlone]:
         """By property. Nothing of those that could not all be asked."""
         found = {}
         room = 0  # tokens of what came back by itself, at most
         for one, verdict in failed:
-            alone = Alone()
+            alone = CasesAlone()
             for case in verdict.alone:  # the shortest first
                 what = self._of(case)
                 if self._driver.died:
@@ -49,9 +49,9 @@ class AskedAlone:
                 judged, size = one.judge(list(what.asked), what), _size(what)
                 gone = not any(asked.given for asked in what.asked) or bool(judged.alone)
                 if gone and 0 < room < size:
-                    alone = Alone(larger=case)
+                    alone = CasesAlone(larger=case)
                 elif gone or judged.answer is Answer.FAILED:
-                    found[one.id] = Alone(case)
+                    found[one.id] = CasesAlone(case)
                     break
                 else:
                     room = max(room, size)
@@ -77,7 +77,7 @@ def _size(what: Observed) -> int:
     return sum(longest.values())
 
 
-def judged_alone(one: Answered, alone: Alone) -> Answered:
+def judged_alone(one: Answered, alone: CasesAlone) -> Answered:
     """A failure with what came of it alone."""
     verdict = one.verdict
     if verdict.answer is not Answer.FAILED or alone.fails:

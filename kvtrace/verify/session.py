@@ -16,7 +16,7 @@ from kvtrace.ledger.run import Engine
 from kvtrace.trace.config import new_salt
 from kvtrace.trace.format import SPOOL_DIR
 from kvtrace.verify import child, connector, models, shrink
-from kvtrace.verify.alone import Alone, AskedAlone, judged_alone
+from kvtrace.verify.alone import AskedAlone, CasesAlone, judged_alone
 from kvtrace.verify.answers import Answer, Answered, Number, Result, Stopped, VerifyError
 from kvtrace.verify.command import BLOCKS, option, without_connector
 from kvtrace.verify.drive import Driver, Progress
@@ -338,7 +338,7 @@ class _One:
 
     def _more(
         self, driver: Driver, engine: TracedServer | TracedPair, facts: EngineFacts
-    ) -> tuple[dict[str, Alone], dict[str, tuple[str, str]]]:
+    ) -> tuple[dict[str, CasesAlone], dict[str, tuple[str, str]]]:
         """What an engine that is still up says of the failures: of what did not come back which case fails
         alone, too (as of :class:`AskedAlone`), and the smallest case found of the others."""
         if driver.died:
@@ -352,7 +352,7 @@ class _One:
             if answered.verdict.answer is Answer.FAILED and answered.verdict.case and one.id not in deadly
         ]
         kept, deaths = len(driver.asked), len(driver.deaths)
-        alone: dict[str, Alone] = {}
+        alone: dict[str, CasesAlone] = {}
         if not self._options.case:
             self._progress(0, 0, "what did not come back, alone")
             absent = [(one, verdict) for one, verdict in failed if verdict.alone]

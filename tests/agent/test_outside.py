@@ -145,7 +145,7 @@ def test_a_call_alone_tells_of_what_it_opened_while_it_runs(trace, kv, tmp_path)
     assert [rows.Outside._make(one).call for one in trace.table(Kind.OUTSIDE).tolist()] == [call]
 
 
-def test_what_comes_later_is_for_the_connector_that_opened_the_file(trace, kv, tmp_path):
+def test_what_comes_later_is_for_who_opened_the_file(trace, kv, tmp_path):
     """By a handle that stays open it comes at any time: another connector's call may be the next to look."""
     file = None
 

@@ -167,9 +167,7 @@ def test_a_prompt_under_another_cache_salt_may_be_the_same_one(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("tag", "saved"), [(7, 3 * BLOCK), (8, 0)], ids=["the same", "another one"])
-def test_by_its_address_an_engine_reads_it_where_it_was_computed(
-    tmp_path: Path, tag: int, saved: int
-) -> None:
+def test_by_its_address_an_engine_reads_kv_where_it_was_made(tmp_path: Path, tag: int, saved: int) -> None:
     """What comes back to the same engine was kept somewhere."""
     one = Cache(tmp_path).computes("a", [5, 6, 7, 8], named=False)
     limit = {"connector": 1, "kind": Limit.ADDRESS.value, "hook": "register_kv_caches"}
