@@ -420,6 +420,7 @@ def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) ->
     settle(np.zeros_like(calls.step))
 
     read = np.bincount(account, calls.read, len(Account))
+    # a database may keep what came in a log beside it
     told = not (unknown or sent.amount.any() or any(file.database for file in own))
     held, every = sum(file.held for file in own), calls.read.sum()
     came = np.maximum(writes.amount, 0)
