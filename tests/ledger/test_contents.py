@@ -166,6 +166,22 @@ def test_a_prompt_under_another_cache_salt_may_be_the_same_one(tmp_path: Path) -
     assert lost(run) == 0 and run.compared == {"not compared": 3}
 
 
+@pytest.mark.parametrize(("groups", "saved"), [(1, 3 * BLOCK), (2, 0)])
+def test_of_a_pipeline_the_first_ranks_layers_are_known(tmp_path: Path, groups: int, saved: int) -> None:
+    """Of several groups it is not known which of them another rank's layers are in."""
+    known = [
+        {
+            "kind": "FullAttentionSpec",
+            "block_size": BLOCK,
+            "layers": [f"model.layers.{9 + at}.self_attn.attn"],
+        }
+        for at in range(groups)
+    ]
+    cache = Cache(tmp_path, engine_facts={"kv_groups": known, "pp": 2})
+    run = cache.computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9]).run()
+    assert (proved(run, LOADED), proved(run, SAVED)) == (saved, saved)
+
+
 @pytest.mark.parametrize(("tag", "saved"), [(7, 3 * BLOCK), (8, 0)], ids=["the same", "another one"])
 def test_by_its_address_an_engine_reads_kv_where_it_was_made(tmp_path: Path, tag: int, saved: int) -> None:
     """What comes back to the same engine was kept somewhere."""

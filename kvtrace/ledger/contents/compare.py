@@ -298,8 +298,9 @@ class _Judge:
         workers = [one for one in every if one.shape == shape]
         others = [one for one in every if one.shape != shape and one.shape[1:3] == shape[1:3]]
         self._workers, self._requests, self._prefixes = workers, requests, prefixes
-        first = min(number for one in every for number in numbered(one.shape.layers))
-        self._telling = max(numbered(shape.layers)) > first
+        first = min((number for one in every for number in numbered(one.shape.layers)), default=0)
+        # of a pipeline's ranks one may have no layer of a group
+        self._telling = max(numbered(shape.layers), default=first) > first
         self._alone = len(shape.layers) == 1
         self.by_layer = ByLayer(workers, others)
         self._pairs = {one.engine: one.pairs for one in workers}

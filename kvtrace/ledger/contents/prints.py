@@ -137,9 +137,12 @@ def _whole(engine: Engine, group: int) -> bool:
 
 
 def _shape(engine: Engine, worker: Worker, group: int) -> tuple[Shape, int]:
-    of_group = engine.facts.kv_groups[group]
-    layers = tuple(name for name in worker.kv_layers if name in of_group.layers)
-    pairs = sum(1 << at for at, name in enumerate(worker.kv_layers) if name in of_group.layers)
+    groups = engine.facts.kv_groups
+    of_group = groups[group]
+    # of a pipeline the scheduler knows the layers of the first rank alone
+    known = of_group.layers if len(groups) > 1 else worker.kv_layers
+    layers = tuple(name for name in worker.kv_layers if name in known)
+    pairs = sum(1 << at for at, name in enumerate(worker.kv_layers) if name in known)
     facts = worker.facts
     rank = (worker.rank,) if facts.tp_rank is None else (facts.tp_rank, facts.pp_rank or 0)
     return Shape(rank, engine.facts.tp or 1, of_group.block_size or 0, layers), pairs
