@@ -124,10 +124,13 @@ _BEHIND = (
     ),
     # That a load came too late is seen of some blocks alone: of others that nothing came, or other KV.
     _Behind(frozenset({"load-not-injected", "kv-load-wrong"}), {"load-after-use": 0.1}),
-    # What never came to rest, or is gone, cannot be given back.
+    # What was not taken, never came to rest, or is gone, cannot be given back.
     _Behind(
-        frozenset({"load-not-injected"}),
+        frozenset({"load-not-injected", "loaded-partly"}),
         {
+            "slots-short": 0.25,
+            "stored-nothing": 0.25,
+            "kv-misplaced": 0.25,
             "store-incomplete": 0.25,
             "store-failed": 0.25,
             "store-lost-later": 0.25,
