@@ -51,9 +51,11 @@ class Req:
             self.tokens = rng.integers(1000, 150_000, self.prompt + self.output).tolist()
 
 
-def step(requests: dict[str, Req], sizes: tuple[int, ...] = (BLOCK,)) -> StepRequests:
+def step(
+    requests: dict[str, Req], sizes: tuple[int, ...] = (BLOCK,), before: Admissions | None = None
+) -> StepRequests:
     """What is known of the requests when the metadata of a step has been built."""
-    admissions = Admissions()
+    admissions = before or Admissions()
     known: dict[str, Any] = {}
     for name, req in requests.items():
         known[name] = SimpleNamespace(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvtrace.agent.metadata import Declared, StepRequests, is_empty, read
+from kvtrace.agent.metadata import Admissions, Declared, StepRequests, is_empty, read
 from kvtrace.trace.format import Flag
 
 from .holding import Meta, Req, freeze, rows, slots, step
@@ -412,6 +412,23 @@ def test_a_zero_is_no_null_block_where_the_table_has_none():
     one = step({A: Req(([2, 1],), prompt=32, now=32)})
     item = record(rid=A, keys=["7f"], xs=[2], ranks=(0, 1), zork=(0, 1))
     assert said(Meta(save=[item]), one) == [(A, STORE, 0, 16)]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_blocks_that_a_window_has_left_are_still_named(nested):
+    """The connector is told of new blocks alone, and keeps its list."""
+    before, sizes = Admissions(), (16, 16) if nested else (16,)
+
+    def named(*tables):
+        return Meta(save=[record(rid=A, held=tables if nested else tables[0])])
+
+    tables = ([5, 6], [7, 8])
+    first = step({A: Req(tables[: len(sizes)], prompt=64, now=32)}, sizes, before)
+    assert said(named(*tables), first) == [(A, STORE, 0, 32)]
+    tables = ([0, 0, 9, 11], [7, 8, 10, 12])
+    later = step({A: Req(tables[: len(sizes)], prompt=64, before=32, now=32)}, sizes, before)
+    assert said(named([5, 6, 9, 11], tables[1]), later) == [(A, STORE, 0, 64)]
+    assert not declared(named([5, 4, 9, 11], tables[1]), later).readable
 
 
 def test_what_the_step_computes_is_no_order():

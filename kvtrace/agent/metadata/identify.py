@@ -44,29 +44,22 @@ def readings(requests: StepRequests, req_id: str, numbers: Integers) -> list[Rea
     if numbers.hidden or not numbers.length:
         return []
     found = []
-    tables = requests.tables(req_id)
+    tables, given = requests.tables(req_id), requests.given(req_id)
     if any(tables):
-        found = [
-            reading
-            for reading in (_as_blocks(requests, tables, numbers), _as_slots(requests, tables, numbers))
-            if reading is not None
-        ]
+        blocks = _as_blocks(requests, tables, numbers) or _as_blocks(requests, given, numbers)
+        found = [reading for reading in (blocks, _as_slots(requests, tables, numbers)) if reading is not None]
     tokens = _as_tokens(requests, req_id, numbers)
     return [*found, tokens] if tokens is not None else found
 
 
 def group_readings(requests: StepRequests, req_id: str, lists: Sequence[Integers]) -> Reading | None:
     """Several lists of blocks of one request: one a KV cache group, or one a run of blocks."""
-    tables = requests.tables(req_id)
-    found: list[tuple[int, int]] = []
-    for numbers in lists:
-        places = None if numbers.hidden else _in_tables(tables, numbers.whole())
-        if places is None:
-            return None
-        found += places
-    if not found or len(set(found)) != len(found):
-        return None
-    return _of_blocks(requests, sorted(found), all(a < b for a, b in pairwise(found)))
+    for tables in (requests.tables(req_id), requests.given(req_id)):
+        places = [None if one.hidden else _in_tables(tables, one.whole()) for one in lists]
+        found = [place for of in places for place in of or ()]
+        if None not in places and found and len(set(found)) == len(found):
+            return _of_blocks(requests, sorted(found), all(a < b for a, b in pairwise(found)))
+    return None
 
 
 def _common(hulls: list[Interval]) -> Interval:

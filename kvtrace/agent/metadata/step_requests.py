@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
-from kvtrace.agent.steps.block_tables import groups_of
+from kvtrace.agent.steps.block_tables import groups_of, resumed_of
 
 Interval = tuple[int, int]
 """Token positions [start, end) in a request."""
@@ -26,12 +27,14 @@ class Admissions:
     """What lookups and allocations tell of requests, and the block tables of the last ones that finished.
 
     ``local``: tokens that the GPU's own prefix cache held at a request's admission. ``awaited``: the step of
-    its allocation, and the positions that the scheduler accepted from the connector.
+    its allocation, and the positions that the scheduler accepted from the connector. ``given``: block tables
+    as their blocks were given out, as far as that was looked at, whatever a sliding window has left since.
     """
 
     local: dict[str, int] = field(default_factory=dict)
     awaited: dict[str, tuple[int, Interval]] = field(default_factory=dict)
     gone: OrderedDict[str, list[list[int]]] = field(default_factory=OrderedDict)
+    given: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def looked_up(self, req_id: str, local: int) -> None:
         self.local[req_id] = local
@@ -53,6 +56,7 @@ class Admissions:
         """A request leaves: a save that comes after it may still name it by its id."""
         self.local.pop(req_id, None)
         self.awaited.pop(req_id, None)
+        self.given.pop(req_id, None)
         self.gone[req_id] = tables
         while len(self.gone) > _REMEMBERED:
             self.gone.popitem(last=False)
@@ -80,7 +84,9 @@ class StepRequests:
         self.scheduled: dict[str, int] = scheduled if isinstance(scheduled, dict) else {}
         for new in getattr(output, "scheduled_new_reqs", None) or ():
             self.new_reqs.append(new.req_id)
-            self._tables[new.req_id] = _groups(new.block_ids)
+            self._tables[new.req_id] = self._admissions.given[new.req_id] = _groups(new.block_ids)
+        for req_id in resumed_of(getattr(output, "scheduled_cached_reqs", None)):
+            self._admissions.given.pop(req_id, None)
         requests = getattr(scheduler, "requests", None)
         self.requests: dict[str, Any] = requests if isinstance(requests, dict) else {}
         self.sizes = _block_sizes(scheduler)
@@ -119,6 +125,18 @@ class StepRequests:
                 known = self._admissions.gone.get(req_id, known)
             self._tables[req_id] = known
         return known
+
+    def given(self, req_id: str) -> list[list[int]]:
+        """The same, with the blocks that a sliding window has left: who is told of new blocks alone, as
+        connectors are, goes on naming them."""
+        known, before = self.tables(req_id), self._admissions.given.get(req_id, ())
+        found = [
+            [block or was for block, was in zip_longest(now, then, fillvalue=0)]
+            for now, then in zip_longest(known, before, fillvalue=())
+        ]
+        if req_id in self.requests:
+            self._admissions.given[req_id] = found
+        return found
 
     # --- how far a request is ------------------------------------------------------------------
 

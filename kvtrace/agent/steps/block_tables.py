@@ -45,9 +45,8 @@ class RecordedTables:
             self._begins(new.req_id, groups_of(new.block_ids), _RESUMED if again else _FIRST, step, t)
         cached = output.scheduled_cached_reqs
         if isinstance(cached, list):  # 0.8.5: an object a request
-            resumed = {one.req_id for one in cached if one.resumed_from_preemption}
             self._continue([one.req_id for one in cached], [one.new_block_ids for one in cached],
-                           resumed, step, t)  # fmt: skip
+                           resumed_of(cached), step, t)  # fmt: skip
         elif any(cached.new_block_ids):
             self._continue(cached.req_ids, cached.new_block_ids, resumed_of(cached), step, t)
         if allocated:
@@ -110,6 +109,9 @@ def groups_of(blocks: Any) -> Groups:
 
 
 def resumed_of(cached: Any) -> set[str]:
+    """The requests of ``scheduled_cached_reqs`` that run again after a preemption; none of None."""
+    if cached is None or isinstance(cached, list):
+        return {one.req_id for one in cached or () if one.resumed_from_preemption}
     resumed = getattr(cached, "resumed_req_ids", None)  # 0.11.1+
     if resumed is not None:
         return set(resumed)
