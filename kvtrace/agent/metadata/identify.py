@@ -97,7 +97,11 @@ def _as_blocks(requests: StepRequests, tables: list[list[int]], numbers: Integer
 
 def _in_tables(tables: list[list[int]], values: list[int]) -> list[tuple[int, int]] | None:
     """(group, index) of each block of a list, in its order; None where it is no list of blocks of these
-    tables. 0 is the null block: no KV."""
+    tables. 0 is the null block: no KV. A block that a window has left may come again, in the same table or
+    in another one: a whole table is told by its order."""
+    for group, table in enumerate(tables):
+        if values and table[: len(values)] == values:
+            return [(group, index) for index, value in enumerate(values) if value]
     named = [value for value in values if value]
     places = _places(tables, set(named))
     if len(places) < len(named) or not _nulls_fit(tables, values, places):
