@@ -528,6 +528,12 @@ def test_narrower_numbers_that_came_back_answer_for_fewer_bytes(
         assert ("store-incomplete" in found) == expected
 
 
+@pytest.mark.parametrize(("files", "first"), [(1, "below-save-granularity"), (4, "store-incomplete")])
+def test_next_to_nothing_in_one_file_is_an_index(tmp_path: Path, files: int, first: str) -> None:
+    one = OutsideBytes("spool", 1, 8192, 100, 100, 0, 64, 100, files, put=100)
+    assert diagnose(replace(run_of(tmp_path, [40, 200]), outside=[one])).findings[0].id == first
+
+
 def test_files_that_stay_empty_are_asked_for_whatever_was_read(tmp_path: Path) -> None:
     one = OutsideBytes("spool", 1, 0, None, None, 0, 64, files=16, empty=True)
     found, unit = diagnose(replace(run_of(tmp_path, [40]), outside=[one])).findings

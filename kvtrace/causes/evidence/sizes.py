@@ -14,9 +14,10 @@ _LEAST, _MOST = 0.02, 0.9
 
 def narrower(case: Case) -> Iterator[OutsideBytes]:
     """Connectors of which less came into files than they read, and that removed none: narrower numbers,
-    compression, or a loss."""
+    compression, or a loss. Next to nothing in one file is an index or a log, and no store."""
     for one in case.run.outside:
-        if one.came and one.came < _MOST * one.read and not _removes(one):
+        index = one.files < 2 and (one.came or 0) < _LEAST * one.read
+        if one.came and one.came < _MOST * one.read and not (index or _removes(one)):
             yield one
 
 
