@@ -44,9 +44,10 @@ def readings(requests: StepRequests, req_id: str, numbers: Integers) -> list[Rea
     if numbers.hidden or not numbers.length:
         return []
     found = []
-    tables, given = requests.tables(req_id), requests.given(req_id)
+    views = requests.views(req_id)
+    tables = views[0]
     if any(tables):
-        blocks = _as_blocks(requests, tables, numbers) or _as_blocks(requests, given, numbers)
+        blocks = next(filter(None, (_as_blocks(requests, view, numbers) for view in views)), None)
         found = [reading for reading in (blocks, _as_slots(requests, tables, numbers)) if reading is not None]
     tokens = _as_tokens(requests, req_id, numbers)
     return [*found, tokens] if tokens is not None else found
@@ -54,7 +55,7 @@ def readings(requests: StepRequests, req_id: str, numbers: Integers) -> list[Rea
 
 def group_readings(requests: StepRequests, req_id: str, lists: Sequence[Integers]) -> Reading | None:
     """Several lists of blocks of one request: one a KV cache group, or one a run of blocks."""
-    for tables in (requests.tables(req_id), requests.given(req_id)):
+    for tables in requests.views(req_id):
         places = [None if one.hidden else _in_tables(tables, one.whole()) for one in lists]
         found = [place for of in places for place in of or ()]
         if None not in places and found and len(set(found)) == len(found):

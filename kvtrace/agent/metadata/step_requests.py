@@ -80,6 +80,7 @@ class StepRequests:
         self._step = step
         self.new_reqs: list[str] = []
         self._tables: dict[str, list[list[int]]] = {}
+        self._views: dict[str, tuple[list[list[int]], ...]] = {}
         scheduled = getattr(output, "num_scheduled_tokens", None)
         self.scheduled: dict[str, int] = scheduled if isinstance(scheduled, dict) else {}
         for new in getattr(output, "scheduled_new_reqs", None) or ():
@@ -126,17 +127,20 @@ class StepRequests:
             self._tables[req_id] = known
         return known
 
-    def given(self, req_id: str) -> list[list[int]]:
-        """The same, with the blocks that a sliding window has left: who is told of new blocks alone, as
-        connectors are, goes on naming them."""
-        known, before = self.tables(req_id), self._admissions.given.get(req_id, ())
-        found = [
-            [block or was for block, was in zip_longest(now, then, fillvalue=0)]
-            for now, then in zip_longest(known, before, fillvalue=())
-        ]
-        if req_id in self.requests:
-            self._admissions.given[req_id] = found
-        return found
+    def views(self, req_id: str) -> tuple[list[list[int]], ...]:
+        """The tables and, where a sliding window has left blocks, the tables with these: who is told of new
+        blocks alone, as connectors are, goes on naming them. Once a step and request."""
+        if req_id not in self._views:
+            known, before = self.tables(req_id), self._admissions.given.get(req_id, [])
+            nothing: list[int] = []
+            given = [
+                [block or was for block, was in zip_longest(now, then, fillvalue=0)] if 0 in now else now
+                for now, then in zip_longest(known, before[: len(known)], fillvalue=nothing)
+            ]
+            self._views[req_id] = (known,) if given == known else (known, given)
+            if req_id in self.requests:
+                self._admissions.given[req_id] = given
+        return self._views[req_id]
 
     # --- how far a request is ------------------------------------------------------------------
 
