@@ -133,20 +133,16 @@ def _direct(rows: list[OpRow], ran: int) -> str:
 def saving(report: Report) -> str:
     """``save_kv_layer was called in all 560, with something to save in 16``."""
     parts: list[str] = []
-    # "empty body in MODULE: save_kv_layer, wait_for_save"
-    elsewhere = [
-        line for one in report["findings"] if one["id"] == "saves-elsewhere" for line in one["evidence"]
-    ]
-    empty = " ".join(line.rpartition(":")[2] for line in elsewhere).replace(",", "").split()
+    idle = {row["hook"] for row in report["coverage"]["summary"] if row.get("idle")}
     for hook in (_SAVE_LAYER, _WAIT_SAVE):
         rows = [row for row in report["coverage"]["hooks"] if row["hook"] == hook]
         due, fired = sum(row["eligible"] for row in rows), sum(row["fired"] for row in rows)
         work = sum(row["with_work"] for row in rows)
         if not due:
             continue
-        if hook == _WAIT_SAVE and parts and not elsewhere:
+        if hook == _WAIT_SAVE and parts and _SAVE_LAYER not in idle:
             continue
-        if hook in empty and len(report["run"]["engines"]) == 1:
+        if hook in idle:
             did = "and does nothing"
         elif may_hide_work(report):  # the connector's metadata does not say all of it
             did = (

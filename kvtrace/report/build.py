@@ -235,19 +235,26 @@ def _coverage(run: ledger_model.Run, notes: list[str]) -> model.Coverage:
     return {
         "hooks": [row(model.HookRow, one) for one in _shown(hooks, "hook", notes)],
         "ops": [row(model.OpRow, one) for one in _shown(ops, "op", notes)],
-        "summary": _summary(hooks),
+        "summary": _summary(hooks, run),
     }
 
 
-def _summary(hooks: Sequence[Record]) -> list[model.SummaryRow]:
+def _idle(run: ledger_model.Run) -> set[str]:
+    """Hooks whose body does nothing, in every worker's connector."""
+    bodies = [set(worker.connector.noop) for worker in run.workers() if worker.connector]
+    return set.intersection(*bodies) if bodies else set()
+
+
+def _summary(hooks: Sequence[Record], run: ledger_model.Run) -> list[model.SummaryRow]:
     """A row per hook, over all ranks and layers."""
+    idle = _idle(run)
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for one in hooks:
         sums[one["hook"]].update({name: one[name] for name in ("eligible", "fired", "with_work")})
     return [
         row(
             model.SummaryRow, one,
-            hook=hook, share=one["fired"] / one["eligible"] if one["eligible"] else None,
+            hook=hook, share=one["fired"] / one["eligible"] if one["eligible"] else None, idle=hook in idle,
         )
         for hook, one in sums.items()
     ]  # fmt: skip
@@ -352,7 +359,7 @@ def _connectors(
             "engines": [engine.tag for engine in part.run.engines],
             "verdict": own.verdict,
             "ledger": _ledgers(part.run, own),
-            "coverage": _summary(records(part.run.hooks)),
+            "coverage": _summary(records(part.run.hooks), part.run),
             "findings": list(dict.fromkeys(one.id for one in own.findings)),
             "ruled_out": [row(model.RuledOutRow, one) for one in own.ruled_out],
             "not_observed": [row(model.NotObservedRow, one) for one in own.not_observed],

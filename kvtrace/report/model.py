@@ -205,7 +205,11 @@ class OpRow(TypedDict):
     direct: Annotated[Count, "of these, runs that were called past the dispatcher"]
 
 
-class SummaryRow(TypedDict):
+class _LaterSummary(TypedDict, total=False):
+    idle: Annotated[bool, "its body does nothing, in every worker's connector"]
+
+
+class SummaryRow(_LaterSummary):
     """Coverage of one hook over all ranks and layers"""
 
     hook: Annotated[str, "connector method"]

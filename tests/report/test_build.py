@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_a_run_becomes_a_report(tmp_path: Path) -> None:
     assert report["run"]["engines"][0]["kv_layers"] == 2
     assert [one["role"] for one in report["run"]["processes"]] == ["scheduler", "other"]
     assert report["coverage"]["summary"] == [
-        {"hook": "save_kv_layer", "eligible": 10, "fired": 9, "with_work": 2, "share": 0.9}
+        {"hook": "save_kv_layer", "eligible": 10, "fired": 9, "with_work": 2, "share": 0.9, "idle": False}
     ]
     row = report["requests"]["rows"][0]
     assert (row["first_step"], row["last_step"], row["external"], row["client"]) == (7, 9, 0, None)
@@ -153,6 +154,18 @@ def test_a_run_becomes_a_report(tmp_path: Path) -> None:
     assert report["limits"]["lost_records"] == 3
     assert report["limits"]["damaged"] == [{"spool": "spool/s-10.kvt", "detail": "bad record 50"}]
     assert any("disk full" in note for note in report["limits"]["notes"])
+
+
+def test_a_hook_is_idle_where_no_worker_does_something_in_it(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    engine, connector = run.engines[0], run.connectors[0]
+    idle, busy = (
+        replace(engine.workers[0], connector=replace(connector, noop=noop))
+        for noop in (("save_kv_layer",), ())
+    )
+    for workers, said in (((idle, idle), True), ((idle, busy), False)):
+        report = built(run_of(tmp_path, engines=[replace(engine, workers=workers)]), diagnosis())
+        assert [row["idle"] for row in report["coverage"]["summary"]] == [said]
 
 
 def test_a_run_about_which_little_is_known(tmp_path: Path) -> None:
