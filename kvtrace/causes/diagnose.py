@@ -124,6 +124,8 @@ _BEHIND = (
     ),
     # That a load came too late is seen of some blocks alone: of others that nothing came, or other KV.
     _Behind(frozenset({"load-not-injected", "kv-load-wrong"}), {"load-after-use": 0.1}),
+    # What was not taken, or from other slots, cannot come back as it was.
+    _Behind(frozenset({"kv-load-wrong"}), {"stored-nothing": 0.25, "kv-misplaced": 0.25}),
     # What was not taken, never came to rest, or is gone, cannot be given back.
     _Behind(
         frozenset({"load-not-injected", "loaded-partly"}),

@@ -451,6 +451,23 @@ def test_load_after_use(tmp_path: Path, how: str) -> None:
     finding = the(analyse(sim), "load-after-use")
     assert finding.severity == "fault"
     assert finding.tokens == 96  # also where one layer of two was not waited for: a token needs all
+    assert finding.remedy == [CATALOGUE["load-after-use"].remedy]
+
+
+def test_a_layer_that_was_written_after_it_was_waited_for(tmp_path: Path) -> None:
+    """The wait returned too early: a layer past the attention op has nothing to do with it."""
+    sim = Sim(tmp_path, block=16, kv_blocks=64)
+    sim.arrive(Prompt("a", 64))
+    sim.lookup("a", 0, 48, 48)
+    first = Chunk("a", 48, 16, first=True)
+    sim.step([first], [Entry("a", 48, 48, 0, int(Flag.LOAD))], prompts={"a": 64})
+    step = sim.step([], tokens=1)
+    sim.write_kv("a", 0, 48, hook="", t=sim.hook_t[0, step, "start_load_kv", ""])
+    sim.finish("a", 65, 2)
+    finding = the(analyse(sim), "load-after-use")
+    assert [text.split(" (")[0] for text in finding.remedy] == [
+        "Let wait_for_layer_load return only once its own layer is written"
+    ]
 
 
 def test_a_connector_that_waits_for_nothing_cannot_be_late(tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     assert found is not None and (found.value, found.kind) == (128, "max_num_batched_tokens")
 
 
+def test_what_was_kept_over_several_chunks_is_all_there_was(tmp_path: Path) -> None:
+    """192 of 210 tokens, in two steps: no unit of 8, whatever the connector calls that number."""
+    engine = run_of(tmp_path, segment_pages=8).engines[0]
+    stores = (StoredUnits(1, 160, -1, 0, 160), StoredUnits(2, 32, -1, 160, 210))
+    chunked = replace(sample(210, 192), first_chunk=1, stores=stores)
+    found = infer_unit(engine, [chunked, sample(128, 128), sample(40, 0)], [])
+    assert found is not None and found.kind == "block_size"
+
+
 def test_incomplete_stores_give_a_unit_only_by_different_tails(tmp_path: Path) -> None:
     engine = run_of(tmp_path, span=96).engines[0]
     unsure = [

@@ -126,6 +126,25 @@ def test_where_wrong_data_stands(tmp_path: Path, order: list[tuple[str, float]])
     assert [one.id for one in found] == [ident for ident, _ in order]
 
 
+@pytest.mark.parametrize(
+    ("root", "tokens", "first"),
+    [
+        ("stored-nothing", 320.0, "stored-nothing"),
+        ("kv-misplaced", 96.0, "kv-misplaced"),
+        ("stored-nothing", 64.0, "kv-load-wrong"),  # too little to be why
+        ("store-failed", 320.0, "kv-load-wrong"),  # what failed is not there to be loaded
+    ],
+)
+def test_what_was_never_taken_stands_before_the_wrong_loads_of_it(
+    tmp_path: Path, root: str, tokens: float, first: str
+) -> None:
+    sim = Sim(tmp_path)
+    sim.write()
+    case = make_case(read_run(tmp_path))
+    wrong = case.finding(CATALOGUE["kv-load-wrong"], "x", tokens=384.0)
+    assert _conclude(case, [wrong, case.finding(CATALOGUE[root], "x", tokens=tokens)]).findings[0].id == first
+
+
 @pytest.mark.parametrize(("unexplained", "first"), [(64.0, "metadata-has-no-store"), (8.0, "already-stored")])
 def test_what_is_held_stands_behind_what_nothing_explains(
     tmp_path: Path, unexplained: float, first: str

@@ -653,6 +653,22 @@ def test_nothing_is_missed_of_a_save_that_is_under_way(tmp_path: Path, under_way
     assert alike(sim, "b") == {(0, 32): UNSEEN if under_way else MISPLACED}
 
 
+@pytest.mark.parametrize("overdue", [True, False])
+def test_what_an_earlier_step_asked_for_stands_for_no_later_token(tmp_path: Path, overdue: bool) -> None:
+    """A thread reads the blocks of one request while the next one is computed, of which others are read."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 32, unreadable=True)
+    asked = sim.step_id
+    prefill(sim, "b", 0, 64, unreadable=True)
+    sim.read("a", 0, 32, hook="", step=asked if overdue else sim.step_id)
+    sim.read("b", 32, 64, hook="")
+    sim.touch_all(range(800, 832), hook="")
+    for request in "ab":
+        sim.finish(request, 32 if request == "a" else 64)
+    assert alike(sim, "b") == {(0, 64): MISPLACED}
+    assert alike(sim) == {(0, 32): UNSEEN if overdue else MISPLACED}
+
+
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_a_part_that_is_read_by_a_worker_that_reads_other_slots(tmp_path: Path, elsewhere: bool) -> None:
     """Places in the table, taken for block numbers, name some of a request's own blocks by chance."""

@@ -149,7 +149,15 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
         return None
     unsure = [sample for sample in samples if sample.stores and not sample.heard]
     samples = [sample for sample in samples if sample.heard]
-    kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
+    kept = [
+        replace(
+            sample,
+            stores=(_whole(sample),),
+            first_chunk=sample.first_chunk if sample.first_chunk_only else None,
+        )
+        for sample in samples
+        if sample.taken
+    ]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
     # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
     named = [sample for sample in samples if sample.taken is None and sample.stores]

@@ -1,16 +1,18 @@
-"""load-after-use: the attention of a layer ran before its load was waited for."""
+"""load-after-use: the attention of a layer ran before its KV was loaded."""
 
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.ledger.loads.decide import HELD_BEFORE, TOO_LATE
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import of_all, plural
 
 CAUSE = Cause(
     id="load-after-use",
     severity=FAULT,
     ledger=LOADS,
-    meaning="The attention of a layer ran before its load was waited for.",
+    meaning="The attention of a layer ran before its KV was loaded.",
     seen_as=(
         "Host times in the step of the load: the attention body began before start_load_kv returned or "
         "before wait_for_layer_load of its layer was called; the layer was not waited for, as others of "
@@ -31,6 +33,10 @@ CAUSE = Cause(
 
 
 _TOLD_EARLY = "In get_finished, name a load only once its last slot is written, in every layer."
+_WAITED_TOO_SHORT = (
+    "Let wait_for_layer_load return only once its own layer is written (or start_load_kv, once all are): "
+    "attention was told to wait, and what it waited for was written later."
+)
 
 
 def rule(case: Case) -> Results:
@@ -42,10 +48,10 @@ def rule(case: Case) -> Results:
             case,
             CAUSE,
             f"Attention ran over {plural(loads.tokens(case, early, CAUSE), 'token')} before their KV was "
-            f"waited for ({of_all(len(early), len(accepted), 'load')}).",
+            f"there ({of_all(len(early), len(accepted), 'load')}).",
             evidence=loads.reasons_and_places(early, CAUSE),
             headline="attention ran before the loaded KV was there",
-            remedy=[_TOLD_EARLY if all(row.asynchronous for row in early) else CAUSE.remedy],
+            remedy=_remedy(early),
         )
     elif sync and all(row.measured and row.begun and loads.came(case, row) for row in sync):
         yield CAUSE.ruled_out(
@@ -60,3 +66,12 @@ def rule(case: Case) -> Results:
         yield CAUSE.not_observed(
             f"when attention began was not seen in the steps of {of_all(len(unseen), len(sync), 'load')}"
         )
+
+
+def _remedy(early: list[LoadOf]) -> list[str]:
+    if all(row.asynchronous for row in early):
+        return [_TOLD_EARLY]
+    waited = {
+        bool({TOO_LATE, HELD_BEFORE}.intersection(row.reasons.get(LoadEnd.USED_BEFORE, ()))) for row in early
+    }
+    return [text for was, text in ((True, _WAITED_TOO_SHORT), (False, CAUSE.remedy)) if was in waited]

@@ -97,7 +97,8 @@ def _finding(case: Case) -> Finding:
             "limit, too), an empty slot mapping, a filter by rank or layer; in a wrapper, whether these and "
             "bind_connector_metadata are passed on",
             "where a thread copies later, keep the blocks until it is done (request_finished returns True): "
-            "else it reads what another request has in them by then",
+            "else it reads what another request has in them by then; where the hook keeps a view of them (a "
+            "slice, .cpu() of KV in host memory), copy it",
             "nothing to fix where the worker found the key in a store from before this run",
         ],
     )

@@ -85,7 +85,8 @@ _LEFT = (
     "no write was seen, and their blocks hold what the same blocks held before: nothing was written, "
     "or it came too late"
 )
-_LATE = (
+TOO_LATE = "its slots were written after its attention had begun"
+HELD_BEFORE = (
     "when attention used them their blocks held what they had held before; what was loaded was written later"
 )
 
@@ -106,7 +107,7 @@ def decide(token: LoadToken) -> LoadOutcome:
 def _other_kv(token: LoadToken, wrong: Wrong) -> LoadOutcome:
     """Nothing says that it was lost, and its block does not hold its KV."""
     if wrong.late:
-        return LoadOutcome(LoadEnd.USED_BEFORE, Grade.READ, (_LATE, wrong.why))
+        return LoadOutcome(LoadEnd.USED_BEFORE, Grade.READ, (HELD_BEFORE, wrong.why))
     if token.caught:
         return LoadOutcome(LoadEnd.FAILED, Grade.READ, (*token.caught, wrong.why))
     if wrong.unwritten:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
-from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
+from kvtrace.ledger.loads.decide import TOO_LATE, By, Gathered, InPair, Sign, Signs, bits, signs
 from kvtrace.ledger.loads.seen import ELSEWHERE, ENDED_BY_FAILURE, READ_ONLY, Failed, LoadsSeen, reported
 from kvtrace.ledger.loads.steps_seen import NEVER, LoadEvidence, LoadStepBit, PairBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
@@ -17,8 +17,6 @@ from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.steps import StepState, holds, step_states
 from kvtrace.trace import hooks
 from kvtrace.words import plural
-
-_TOO_LATE = "its slots were written after its attention had begun"
 
 
 def failures(
@@ -175,7 +173,7 @@ class _InStep:
 
     def _by_slots(self, pair: int, missing: Missing, of_nobody: str) -> Signs:
         """What the slots say that were not written, or not in time. ``of_nobody``: reports that are."""
-        late = signs(missing.late, Sign(By.SLOT, LoadEnd.USED_BEFORE, (_TOO_LATE,)))
+        late = signs(missing.late, Sign(By.SLOT, LoadEnd.USED_BEFORE, (TOO_LATE,)))
         if not (missing.certain and missing.positions):
             return late
         early = self._used_before(pair)

@@ -70,6 +70,7 @@ class Read:
         blind: why it can't be told whose tokens these were, or whether they were read at all.
         unnamed: bytes at rest do not say under whose name: calls in these pairs read other slots than their
             steps name, or not all of them.
+        overdue: an earlier step asked for it: it stands for none of the tokens that its step computed.
     """
 
     step: int
@@ -83,6 +84,7 @@ class Read:
     late: bool = False
     blind: Blind = Blind.NO
     unnamed: bool = False
+    overdue: bool = False
 
     @property
     def end(self) -> tuple[SaveEnd, Grade]:
@@ -352,7 +354,7 @@ def reads_of(touch: Touch, worker: Worker, caught: Caught) -> Iterator[Read]:
     another request is not known."""
     read = Read(
         touch.step, touch.columns, touch.positions, touch.stale, touch.account, touch.sent_to,
-        blind=Blind.OTHER_SLOTS if touch.late_for else Blind.NO,
+        blind=Blind.OTHER_SLOTS if touch.late_for else Blind.NO, overdue=touch.overdue,
     )  # fmt: skip
     layers = enumerate(worker.kv_layers) if caught.facts else ()
     failed = sum(1 << layer for layer, name in layers if caught.at(touch.step, name)) & touch.columns
@@ -369,7 +371,7 @@ def _told_apart(read: Read, others: OtherSlots) -> Iterator[Read]:
     if not others.steps or read.other or read.blind:
         yield read
         return
-    wrong = read.pairs & others.steps.get(read.step, 0)
+    wrong = 0 if read.overdue else read.pairs & others.steps.get(read.step, 0)
     if wrong:
         yield replace(read, pairs=wrong, other=True)
     if read.pairs & ~wrong:

@@ -32,6 +32,7 @@ class Touch:
         over: the step in which it was written over.
         late_for: of a read: the requests (rows) for which it came too late: these tokens are in their blocks.
         given_out: of a write: the memory was given out by address, and may have been read instead.
+        overdue: work in the background that a step before this one asked for.
     """
 
     step: int
@@ -46,6 +47,7 @@ class Touch:
     late_for: tuple[int, ...] = ()
     sent_to: str = ""
     over: int = 0
+    overdue: bool = False
 
 
 class Amounts(NamedTuple):

@@ -212,6 +212,7 @@ class _Resolver:
                 touch = Touch(
                     step, 0, 0, positions, stale, background,
                     account=account, late_for=others, sent_to=to, over=over,
+                    overdue=background and 0 < record.step < step,
                 )  # fmt: skip
                 if background and not others:
                     self._in_time[row, layers] += positions
