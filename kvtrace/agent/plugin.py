@@ -72,5 +72,5 @@ def retarget(run_dir: str | None) -> None:
     from kvtrace.agent.state import AGENT
 
     AGENT.close()
-    if run_dir is not None and AGENT.config is not None:
+    if run_dir is not None and AGENT.armed:
         AGENT.open(replace(AGENT.config, dir=Path(run_dir), run=Path(run_dir).name))

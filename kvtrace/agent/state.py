@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -32,6 +33,8 @@ from kvtrace.trace.writer import COMPILED, Recorder
 
 _MAX_FAILURES = 5
 _MAX_EXCEPTION_FACTS = 50
+UNARMED = AgentConfig(Path(os.devnull), b"", device_timing="off", watch="sampled")
+"""Of an agent that nobody asked to record."""
 
 clock = time.perf_counter_ns
 get_ident = threading.get_ident
@@ -141,7 +144,7 @@ class Agent:
     """Process-wide state of the agent."""
 
     def __init__(self) -> None:
-        self.config: AgentConfig | None = None
+        self.config = UNARMED
         self.recorder: Recorder | None = None
         self.add: Callable[[Sequence[int]], None] = _drop
         self.pid = os.getpid()
@@ -162,6 +165,10 @@ class Agent:
         self._lock = threading.RLock()
 
     # --- opening and closing -------------------------------------------------------------
+
+    @property
+    def armed(self) -> bool:
+        return self.config is not UNARMED
 
     def arm(self, config: AgentConfig) -> None:
         """Open a spool when there is something to write."""
@@ -217,13 +224,13 @@ class Agent:
     @property
     def compiled(self) -> Any:
         """The recorder in C, for wrappers that are made now; None where it is not there, or not wanted."""
-        return None if self.config is not None and not self.config.compiled else COMPILED
+        return COMPILED if self.config.compiled else None
 
     def after_fork(self) -> None:
         """In a forked child: the parent's file is the parent's. A file of our own is opened
         when there is something to write (most forked children are not vLLM's)."""
         recorder, self.recorder = self.recorder, None
-        if recorder is None or self.config is None:
+        if recorder is None:
             return
         recorder.abandon()
         self.roles.clear()
@@ -234,7 +241,7 @@ class Agent:
 
     def _first_add(self, words: Sequence[int]) -> None:
         with self._lock:
-            if self.recorder is None and self.config is not None:
+            if self.recorder is None:
                 self.open(self.config)
         if words:
             self.add(words)
@@ -338,15 +345,10 @@ class Agent:
 
     # --- trouble -------------------------------------------------------------------------
 
-    @property
-    def keeps_messages(self) -> bool:
-        """Whether texts of foreign origin are recorded as they are, secrets masked."""
-        return self.config is not None and self.config.keep_messages
-
     def said(self, error: BaseException, most: int = 500, trace: TracebackType | None = None) -> str:
         """The message of an exception, as far as it is recorded. Never raises. ``trace``: how far it has
         come, where it is still on its way."""
-        return foreign.of_exception(error, self.keeps_messages, most, trace)
+        return foreign.of_exception(error, self.config.keep_messages, most, trace)
 
     def exception(self, hook: str, layer: str | None, step: int, index: int, error: BaseException) -> None:
         """Note an exception that the connector of that index raised out of a hook (it is re-raised)."""

@@ -41,7 +41,7 @@ def activate() -> None:
     from kvtrace.agent.state import AGENT
     from kvtrace.trace.config import AgentConfig, new_salt
 
-    if AGENT.config is not None:
+    if AGENT.armed:
         return
     if os.environ.get(CONFIG_VARIABLE):  # pytest itself runs under `kvtrace run`
         activate_agent()
@@ -99,12 +99,12 @@ def _agent() -> AgentConfig:
     """The agent's configuration; fails the test where the agent cannot see what it is for."""
     from kvtrace.agent.state import AGENT
 
-    if AGENT.config is None:
+    if not AGENT.armed:
         from kvtrace.agent.targets import TARGETS
 
         if any(name in sys.modules for target in TARGETS for name in target.too_late_with):
             pytest.fail(_TOO_LATE, pytrace=False)
         activate()
-    if AGENT.config is None:
+    if not AGENT.armed:
         pytest.fail("kvtrace: the agent did not start in this process (see stderr)", pytrace=False)
     return AGENT.config

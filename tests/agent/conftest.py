@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvtrace.agent.kv.caches import CACHES
-from kvtrace.agent.state import AGENT
+from kvtrace.agent.state import AGENT, UNARMED
 from kvtrace.agent.watch import background
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.trace import rows
@@ -83,7 +83,7 @@ def recording(run_dir: Path, watch: str = AgentConfig.watch, **more: Any) -> Ite
         yield Trace(run_dir)
     finally:
         AGENT.close()
-        AGENT.config = None
+        AGENT.config = UNARMED
         AGENT.standing_facts.clear()
 
 

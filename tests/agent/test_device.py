@@ -43,7 +43,6 @@ def cuda(trace: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def make(cuda: Cuda, mode: str = "full", budget: float = 0.01, layers: int = 2) -> Device:
-    assert AGENT.config is not None
     old = AGENT.config
     AGENT.config = replace(old, device_timing=mode, budget=budget)
     device = Device()

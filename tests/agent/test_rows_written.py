@@ -300,7 +300,7 @@ def watched_save(patch: pytest.MonkeyPatch) -> None:
     connector = on_worker()
     patch.setattr(call, "CopyWatch", Seeing)
     AGENT.worker.watch_store = policy.WatchedWay(policy._Samples(32), True)
-    Everything.folder = AGENT.config.dir if AGENT.config else Path()
+    Everything.folder = AGENT.config.dir
     (Everything.folder / "first").write_bytes(bytes(50))
     patch.setattr(ids, "_calls", itertools.count(12))
     connector.save_kv_layer("layer.0", "files", None)
@@ -311,7 +311,6 @@ def timed_step(patch: pytest.MonkeyPatch) -> None:
     cuda = Cuda()
     on_cuda(patch, cuda)
     patch.setattr(device_module, "clock", cuda.clock)
-    assert AGENT.config is not None
     AGENT.config = dataclass_replace(AGENT.config, device_timing="full")
     device = Device()
     device.open(2)

@@ -205,10 +205,9 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
     prompt = int(request.num_prompt_tokens)
     state = _steps(self)
     state.prefilling[req_id] = prompt
-    key = AGENT.config.salt if AGENT.config is not None else b""
     cache_salt = getattr(request, "cache_salt", None)
-    salt = prefixes.digest_of(str(cache_salt), key) if cache_salt else 0
-    key = prefixes.key_of(request, key)
+    salt = prefixes.digest_of(str(cache_salt), AGENT.config.salt) if cache_salt else 0
+    key = prefixes.key_of(request, AGENT.config.salt)
     block = describe.block_size(self)
     found = prefixes.digests(prefixes.tokens_of(request, key), block, key)
     if getattr(request, "resumable", False):

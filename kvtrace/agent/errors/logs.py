@@ -86,7 +86,7 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
     fact = LogFact(
         logger=record.name,
         level=record.levelname,
-        message=foreign.of_record(record, AGENT.keeps_messages),
+        message=foreign.of_record(record, AGENT.config.keep_messages),
         hook=hook,
         layer=layer,
         step=AGENT.worker.step,

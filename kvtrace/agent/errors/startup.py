@@ -121,7 +121,7 @@ def place(error: BaseException) -> str:
 
 def said(error: BaseException) -> str:
     """The message of an exception at the engine's start, whole where no request was there yet."""
-    keep = AGENT.keeps_messages or _before_any_request(error) or _of_the_engine(error)
+    keep = AGENT.config.keep_messages or _before_any_request(error) or _of_the_engine(error)
     text = foreign.of_exception(error, keep, 2000).strip()
     lines = text.splitlines()
     if len(lines) > 1 and "validation error" in lines[0]:  # pydantic: the field and what is wrong, below

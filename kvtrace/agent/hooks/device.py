@@ -57,8 +57,7 @@ def _kvt_wrapper({parameters}):
 
 def wanted() -> bool:
     """Whether calls of this process are to be wrapped for timing. Touches no device."""
-    config = AGENT.config
-    return config is not None and config.device_timing != "off" and describe.platform() == "cuda"
+    return AGENT.config.device_timing != "off" and describe.platform() == "cuda"
 
 
 class EventPair:
@@ -113,8 +112,7 @@ class Device:
 
     def open(self, layers: int) -> None:
         """Make the pool for a model of so many KV layers. Never raises: without it, no timing."""
-        config = AGENT.config
-        if config is None or not wanted():
+        if not wanted():
             return
         least = _STEPS_IN_FLIGHT * (_CALLS_A_LAYER * layers + _CALLS_A_STEP)
         pairs = min(max(least, _LEAST_PAIRS), _MOST_PAIRS)
@@ -133,7 +131,7 @@ class Device:
             self._give_up(error)
             return
         self._cuda = cuda
-        self._sampler = BudgetAccount(config.device_timing, config.budget)
+        self._sampler = BudgetAccount(AGENT.config.device_timing, AGENT.config.budget)
         self._write_fact(True, self._pairs)
 
     def _give_up(self, error: BaseException) -> None:
@@ -150,10 +148,8 @@ class Device:
             AGENT.failed("device timing")
 
     def _write_fact(self, on: bool, pairs: int, why: str = "") -> None:
-        config = AGENT.config
-        if config is not None:
-            fact = DeviceTimingFact(config.device_timing, config.budget, on, pairs, why)
-            AGENT.fact(fact, Role.WORKER, standing="device")
+        fact = DeviceTimingFact(AGENT.config.device_timing, AGENT.config.budget, on, pairs, why)
+        AGENT.fact(fact, Role.WORKER, standing="device")
 
     # --- steps ----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from kvtrace.agent.state import AGENT
 
 
 def on_host(tensor: Any) -> bool:
-    return tensor.device.type == "cpu" and not (AGENT.config is not None and AGENT.config.as_device)
+    return tensor.device.type == "cpu" and not AGENT.config.as_device
 
 
 def aside(tensor: Any) -> Any:

@@ -42,7 +42,7 @@ class Reader:
 
     def _read(self, connector: Any, meta: Any, output: Any, child: bool) -> Declared:
         if self._adapters is None:
-            self._adapters = Adapters(AGENT.config.metadata_adapter if AGENT.config is not None else "")
+            self._adapters = Adapters(AGENT.config.metadata_adapter)
         adapters = self._adapters
         requests = self._requests(output)
         adapter = adapters.of(type(connector), child)

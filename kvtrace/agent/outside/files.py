@@ -174,8 +174,7 @@ ELSEWHERE: list[Callable[[Removal], None]] = []
 
 
 def _ours(name: str) -> bool:
-    config = AGENT.config
-    return config is not None and name.startswith(str(config.dir / SPOOL_DIR) + os.sep)
+    return name.startswith(str(AGENT.config.dir / SPOOL_DIR) + os.sep)
 
 
 def size_of(name: str) -> int:

@@ -120,7 +120,7 @@ class Prints:
         self._kept = None
         parallel = describe.get(wrapper, "vllm_config.parallel_config")
         apart = [getattr(parallel, name, 1) for name in _SPREAD]
-        if config is None or any(isinstance(size, int) and size > 1 for size in apart):
+        if any(isinstance(size, int) and size > 1 for size in apart):
             return  # a block's tokens are spread over ranks
         self._account = BudgetAccount(config.watching, config.share, round(config.credit * 1e9))
         self._capturing = graphs.capturing_probe()
@@ -349,7 +349,7 @@ class Prints:
         """Secret odd factors for the words of a block, the same in every process of the run."""
         key = tensor.device, nbytes // _word(nbytes)
         known = self._weights.get(key)
-        if known is None and AGENT.config is not None:
+        if known is None:
             torch = sys.modules["torch"]
             seed = hashlib.blake2b(b"fingerprints", key=AGENT.config.salt, digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))

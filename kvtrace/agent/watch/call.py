@@ -271,7 +271,6 @@ class _WatchedCall:
         if not any(direction == purpose for direction, _, _ in seen):
             # Nothing of what the hook is for was seen.
             seen.insert(0, (purpose, self._layer, self._nothing()))
-        key = AGENT.config.salt if AGENT.config is not None else b""
         for at, (direction, name, slots) in enumerate(seen):
             head = pack_head(
                 Kind.EFFECT, Role.WORKER, self._hook.code, self._index, direction, AGENT.thread()
@@ -279,7 +278,7 @@ class _WatchedCall:
             ident = AGENT.id(name) if name else 0
             row = rows.Effect(head, t, ident, step, slots, bytes=UNKNOWN, files=UNKNOWN, target=0)
             if not at:  # what was written is the call's, not the layer's
-                target = digest_of(path, key) if path else 0
+                target = digest_of(path, AGENT.config.salt) if path else 0
                 row = row._replace(bytes=size, files=count, target=target)
             AGENT.add(row)
         if watched is not None:

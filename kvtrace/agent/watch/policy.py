@@ -54,7 +54,7 @@ class _Samples:
         if seen < FIRST:
             self.owed = False
             return True
-        if AGENT.config is not None and AGENT.config.watch == "first":
+        if AGENT.config.watch == "first":
             return False
         if seen % self._every == 0 or (self.owed and self._extra < _MAX_EXTRA):
             self._extra += seen % self._every != 0
@@ -128,10 +128,10 @@ class Policy:
         config = AGENT.config
         if config is not self._config:
             self._config = config
-            every = config is not None and config.watch == _EVERY_STEP
-            self._bounded = config is not None and not config.credit
+            every = config.watch == _EVERY_STEP
+            self._bounded = not config.credit
             self._account, self._samples = None, not every
-            if config is not None and (every or self._bounded):
+            if every or self._bounded:
                 credit, cost = round(config.credit * 1e9), FIRST_COST if self._bounded else 0
                 self._account = BudgetAccount(config.watching, config.share, credit, cost)
         return self._account
@@ -185,7 +185,7 @@ class Policy:
             self._choose(connector, declared, work)
         if worker.watch_store is None:
             if work.any:
-                limits.say(Limit.STEPS, AGENT.config.watch if AGENT.config else "", index, worker.step)
+                limits.say(Limit.STEPS, AGENT.config.watch, index, worker.step)
             due = connector.may_copy() or worker.finishes
             if after or (due and self._pays()):
                 worker.watch_after = WatchedWay(connector.store, False)
