@@ -608,7 +608,7 @@ def numbers_of_layers() -> None:
     top = 64 - rows.NUMBER_BITS
     sums = torch.tensor([[3 << top, 1], [0, 11 << top], [9 << top, 9 << top], [-1, 7 << top]])
     layers = ["layer.0", "layer.1"]
-    print_records.write_layers(torch, STEP, Filled("req", 3, 5, [8, 9, 0, 7]), layers, sums)
+    print_records.write_layers(STEP, Filled("req", 3, 5, [8, 9, 0, 7]), layers, sums)
 
 
 OF_BLOCKS: dict[str, Any] = {"head": {"detail": 3}, "request": "req", "step": STEP, "first": 5}

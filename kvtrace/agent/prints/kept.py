@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from kvtrace.agent.kv.host import aside, event_behind
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.steps.block_tables import NULL
 from kvtrace.agent.steps.prompts import Filled
 from kvtrace.trace.facts import LoadErrorsFact
 from kvtrace.trace.format import Role
 
-_NULL = 0
 _MOST_WAITING = 64
 _MOST_BYTES = 512 << 20
 """Of all copies, about: those that were made together go together."""
@@ -48,14 +48,16 @@ class _Comparing(NamedTuple):
 
 
 class StepBlocks(NamedTuple):
-    """What a step did, once it is over. ``ids``: of the tokens of prompts; ``loaded``: as of prints: requests
-    -> leading tokens that it did not compute; ``tensors``: the layers'."""
+    """Blocks that are looked at when a step is over. ``ids``: of the tokens of prompts; ``loaded``: requests
+    for which the connector loads -> leading tokens that the step did not compute; ``tensors``: the layers';
+    ``again``: they were looked at in an earlier step."""
 
-    number: int
+    step: int
     filled: Sequence[Filled]
     ids: Mapping[str, Sequence[int]]
     loaded: Mapping[str, int]
     tensors: Mapping[Any, Any]
+    again: bool = False
 
 
 class KeptCopies:
@@ -93,7 +95,7 @@ class KeptCopies:
         for number in numbers:
             block = one.blocks[number]
             copy = self._copies.get((one.group, digests[number]))
-            if block == _NULL:
+            if block == NULL:
                 continue
             if copy is not None:
                 pairs.append(_Pair(one.first + number, block, copy))
@@ -125,15 +127,13 @@ class KeptCopies:
         errors = torch.stack(
             [
                 _errors(
-                    torch,
-                    _rows(layer, step.tensors[layer], blocks),
-                    torch.stack([pair.copy[at] for pair in pairs]),
+                    _rows(layer, step.tensors[layer], blocks), torch.stack([pair.copy[at] for pair in pairs])
                 )
                 for at, layer in enumerate(layers)
             ]
         )
         fact = LoadErrorsFact(
-            one.request, step.number, one.group, arrived,
+            one.request, step.step, one.group, arrived,
             tuple(pair.place for pair in pairs), tuple(layer.name for layer in layers),
         )  # fmt: skip
         if errors.device.type == "cpu":
@@ -174,8 +174,9 @@ def _rows(layer: Any, tensor: Any, blocks: Sequence[int]) -> Any:
     return tensor.index_select(layer.dim, ids).movedim(layer.dim, 0).reshape(len(blocks), -1)
 
 
-def _errors(torch: Any, now: Any, before: Any) -> Any:
+def _errors(now: Any, before: Any) -> Any:
     """(blocks, 2): the largest and the mean difference, as shares."""
+    torch = sys.modules["torch"]
     if not now.is_floating_point() and now.element_size() == 1:  # vLLM keeps fp8 as bytes
         now, before = now.view(torch.float8_e4m3fn), before.view(torch.float8_e4m3fn)
     now, before = now.to(torch.float32), before.to(torch.float32)

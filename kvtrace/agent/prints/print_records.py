@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.steps.block_tables import NULL
 from kvtrace.agent.steps.prompts import Filled
 from kvtrace.trace.format import Kind, Role, pack_head
 from kvtrace.trace.rows import NUMBER_BITS, NUMBERS, BlockPrints, LayerPrints
 
 _MASK = (1 << 64) - 1
-_NULL = 0
 _A_RECORD = 4
 _A_WORD = 3
 
@@ -25,7 +26,7 @@ def write_prints(step: int, filled: Sequence[Filled], sums: Sequence[int], kind:
         at += len(one.blocks)
         # 0 means "none": the null block is nobody's.
         prints = [
-            0 if block == _NULL else (value & _MASK) >> 1 or 1
+            0 if block == NULL else (value & _MASK) >> 1 or 1
             for block, value in zip(one.blocks, own, strict=True)
         ]
         head = pack_head(kind, Role.WORKER, detail=one.group)
@@ -35,11 +36,12 @@ def write_prints(step: int, filled: Sequence[Filled], sums: Sequence[int], kind:
                 AGENT.add(BlockPrints(head, ident, step, one.first + place, *four))
 
 
-def write_layers(torch: Any, step: int, one: Filled, names: Sequence[str], sums: Any) -> None:
+def write_layers(step: int, one: Filled, names: Sequence[str], sums: Any) -> None:
     """``sums``: int64 on the host, of shape (blocks of ``one``, ``names``)."""
+    torch = sys.modules["torch"]
     numbers = (sums >> (64 - NUMBER_BITS)) & ((1 << NUMBER_BITS) - 1)
     numbers[(numbers == 0) & (sums != 0)] = 1
-    numbers[torch.tensor(one.blocks) == _NULL] = 0
+    numbers[torch.tensor(one.blocks) == NULL] = 0
     head = pack_head(Kind.LAYERS, Role.WORKER, detail=one.group)
     with AGENT.passing_request(one.request) as ident:
         for at in range(0, len(names), NUMBERS):

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -63,23 +63,11 @@ class _HashedLayer(NamedTuple):
     factor: int
 
 
-class _Planned(NamedTuple):
-    """What is hashed at the end of a step. ``tensors``: the layers'. ``loaded``: requests for which the
-    connector loads -> leading tokens that the step did not compute; None: it is hashed once more. ``ids``: of
-    the tokens of prompts."""
-
-    step: int
-    filled: list[Filled]
-    tensors: Mapping[_HashedLayer, Any]
-    loaded: Mapping[str, int] | None
-    ids: Mapping[str, Sequence[int]] = {}
-
-
 @dataclass
 class _OnItsWay:
     """Fingerprints on their way from a device."""
 
-    planned: _Planned
+    planned: StepBlocks
     sums: list[Any]
     event: Any
 
@@ -91,7 +79,7 @@ class Prints:
         self._groups: list[list[_HashedLayer]] = []
         self._sizes: list[int] = []
         self._prompts = PromptBlocks()
-        self._planned: tuple[Any, _Planned] | None = None
+        self._planned: tuple[Any, StepBlocks] | None = None
         """vLLM's worker, and what is hashed, the tensors not yet asked for."""
         self._rechecks = Rechecks()
         self._waiting: deque[_OnItsWay] = deque()
@@ -165,7 +153,7 @@ class Prints:
             return
         if filled:
             filled.sort(key=_GROUP)
-            self._planned = wrapper, _Planned(worker.step, filled, {}, _loaded(output), self._prompts.ids)
+            self._planned = wrapper, StepBlocks(worker.step, filled, self._prompts.ids, _loaded(output), {})
 
     def drop(self) -> None:
         """The end of the step was not seen: its blocks may have been given out again."""
@@ -216,7 +204,7 @@ class Prints:
         self._rechecks = Rechecks()
         AGENT.failed("fingerprints")
 
-    def _of_step(self, planned: tuple[Any, _Planned] | None) -> None:
+    def _of_step(self, planned: tuple[Any, StepBlocks] | None) -> None:
         self._settle()
         found = None if planned is None else _tensors(planned[0], self._groups)
         if planned is not None and found is not None:
@@ -226,7 +214,8 @@ class Prints:
         def look() -> None:
             found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
             if all(tensor is not None for tensor in found.values()):
-                self._take(_Planned(self._rechecks.step, sorted(filled, key=_GROUP), found, None))
+                again = sorted(filled, key=_GROUP)
+                self._take(StepBlocks(self._rechecks.step, again, {}, {}, found, again=True))
 
         try:
             filled = which()
@@ -236,7 +225,7 @@ class Prints:
         if filled:  # in few steps: what stands around a look costs as much as ten of the agent's other parts
             self._safely(look)
 
-    def _take(self, planned: _Planned) -> None:
+    def _take(self, planned: StepBlocks) -> None:
         began, torch, filled = clock(), sys.modules["torch"], planned.filled
         of_block = [sum(layer.nbytes for layer in layers) for layers in self._groups]
         nbytes = sum(len(one.blocks) * of_block[one.group] for one in filled)
@@ -246,11 +235,11 @@ class Prints:
         for group, layers in enumerate(self._groups):
             blocks = [block for one in filled if one.group == group for block in one.blocks]
             if blocks:
-                of_layers = self._sums(torch, [(layer, planned.tensors[layer]) for layer in layers], blocks)
+                of_layers = self._sums([(layer, planned.tensors[layer]) for layer in layers], blocks)
                 total = (of_layers * self._factors_of(group, of_layers.device)).sum(1, keepdim=True)
                 sums.append(torch.cat((of_layers, total), dim=1))
-        if self._kept is not None and planned.loaded is not None:
-            self._kept.take(StepBlocks(planned.step, filled, planned.ids, planned.loaded, planned.tensors))
+        if self._kept is not None and not planned.again:
+            self._kept.take(planned)
         device = sums[0].device
         if on_host(sums[0]):
             self._came(planned, sums)
@@ -273,11 +262,11 @@ class Prints:
             one = self._waiting.popleft()
             self._came(one.planned, one.sums)
 
-    def _came(self, planned: _Planned, sums: Sequence[Any]) -> None:
+    def _came(self, planned: StepBlocks, sums: Sequence[Any]) -> None:
         """``sums``: of each group in ``planned`` int64 of shape (blocks, layers and their total)."""
         step, filled = planned.step, planned.filled
         totals = [total for of_group in sums for total in of_group[:, -1].tolist()]
-        if planned.loaded is None:
+        if planned.again:
             write_prints(step, filled, totals, Kind.REPRINTS)
             return
         write_prints(step, filled, totals)
@@ -286,44 +275,36 @@ class Prints:
         self._rechecks.printed(step, filled, values, planned.loaded, self._sizes)
         self._rechecks.step = max(self._rechecks.step, step)
 
-    def _write_layers(self, planned: _Planned, sums: Sequence[Any]) -> None:
+    def _write_layers(self, planned: StepBlocks, sums: Sequence[Any]) -> None:
         """Of single layers, as far as there is room."""
-        torch, of_group = (
-            sys.modules["torch"],
-            dict(zip(sorted({f.group for f in planned.filled}), sums, strict=True)),
-        )
+        of_group = dict(zip(sorted({one.group for one in planned.filled}), sums, strict=True))
         at: dict[int, int] = {}
         for one in planned.filled if any(self._own) else ():
             first = at.get(one.group, 0)
             at[one.group] = first + len(one.blocks)
             own = self._own[one.group]
-            loaded = one.came(planned.loaded or {}, self._sizes[one.group])
+            loaded = one.came(planned.loaded, self._sizes[one.group])
             for kind, low, high in ((1, 0, loaded), (0, loaded, len(one.blocks))):
                 numbers = (high - low) * len(own)
                 if 0 < numbers <= self._room[kind]:
                     self._room[kind] -= numbers
                     part = Filled(one.request, one.group, one.first + low, one.blocks[low:high])
                     layers = [self._groups[one.group][number].name for number in own]
-                    write_layers(
-                        torch,
-                        planned.step,
-                        part,
-                        layers,
-                        of_group[one.group][first + low : first + high, own],
-                    )
+                    numbers_of = of_group[one.group][first + low : first + high, own]
+                    write_layers(planned.step, part, layers, numbers_of)
 
     # --- the hash -------------------------------------------------------------------------
 
-    def _sums(self, torch: Any, layers: Sequence[tuple[_HashedLayer, Any]], blocks: list[int]) -> Any:
+    def _sums(self, layers: Sequence[tuple[_HashedLayer, Any]], blocks: list[int]) -> Any:
         """int64 of shape (blocks, layers)."""
-        device = layers[0][1].device
+        torch, device = sys.modules["torch"], layers[0][1].device
         ids = torch.tensor(blocks, dtype=torch.int64)
         if device.type != "cpu":
             ids = ids.pin_memory().to(device, non_blocking=True)
         sums = torch.zeros((len(blocks), len(layers)), dtype=torch.int64, device=device)
         for column, (layer, tensor) in enumerate(layers):
             weights = self._weights_of(tensor, layer.nbytes)
-            whole = tensor.view(_INTEGERS[tensor.element_size()](torch))
+            whole = tensor.view(getattr(torch, _INTEGERS[tensor.element_size()]))
             at_once = max(1, _GATHERED[device.type] // layer.nbytes)
             for at in range(0, len(blocks), at_once):
                 some = ids[at : at + at_once]
@@ -332,7 +313,7 @@ class Prints:
                     own = torch.arange(layer.split, device=device)
                     some = (some[:, None] * layer.split + own).reshape(-1)
                 words = whole.index_select(layer.dim, some).movedim(layer.dim, 0).reshape(count, -1)
-                words = words.view(_INTEGERS[_word(layer.nbytes)](torch))
+                words = words.view(getattr(torch, _INTEGERS[_word(layer.nbytes)]))
                 sums[at : at + count, column] = (words * weights).sum(1)
         return sums
 
@@ -362,12 +343,8 @@ PRINTS = Prints()
 
 _GROUP = attrgetter("group")
 _SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size")
-_INTEGERS: dict[int, Any] = {
-    1: lambda torch: torch.int8,
-    2: lambda torch: torch.int16,
-    4: lambda torch: torch.int32,
-    8: lambda torch: torch.int64,
-}
+_INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
+"""Bytes of a number -> torch's type."""
 
 
 def _word(nbytes: int) -> int:

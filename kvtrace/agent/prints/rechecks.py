@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrace.agent.steps.block_tables import groups_of
+from kvtrace.agent.steps.block_tables import NULL, groups_of
 from kvtrace.agent.steps.prompts import Filled
 
 MOST_WAITING = 256
@@ -27,7 +27,6 @@ MOST_LOOKS = 12
 """At blocks of one request: so the last is 2048 steps after their use. Those at its end come on top."""
 MOST_KNOWN = 1 << 19
 """Layers of blocks whose latest fingerprint is kept: 8 bytes each."""
-_NULL = 0
 
 
 @dataclass
@@ -84,7 +83,7 @@ class Rechecks:
     def _unchanged(self, group: int, block: int, prints: Sequence[int]) -> bool:
         """Whether some layer of a block holds what it held before."""
         known = self._known.get((group, block)) or [0] * len(prints)
-        return block != _NULL and any(
+        return block != NULL and any(
             value in (0, before) for value, before in zip(prints, known, strict=True)
         )
 

@@ -18,7 +18,8 @@ from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 from kvtrace.trace.rows import BlocksGiven
 
-_NULL = 0
+NULL = 0
+"""The null block."""
 _FIRST, _RESUMED = int(Flag.FIRST), int(Flag.FIRST | Flag.RESUMED)
 
 Groups = Sequence[Sequence[int]]
@@ -90,14 +91,14 @@ def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     at, end = 0, len(blocks)
     while at < end:
         first = blocks[at]
-        if first == _NULL:
+        if first == NULL:
             at += 1
             continue
         stop = at + 1
-        by = blocks[stop] - first if stop < end and blocks[stop] != _NULL else 0
+        by = blocks[stop] - first if stop < end and blocks[stop] != NULL else 0
         if by not in (1, -1):
             by = 1
-        while stop < end and blocks[stop] == first + by * (stop - at) and blocks[stop] != _NULL:
+        while stop < end and blocks[stop] == first + by * (stop - at) and blocks[stop] != NULL:
             stop += 1
         yield at, first, by * (stop - at)
         at = stop
