@@ -7,6 +7,7 @@ and the objects it holds come from. Of vLLM only a bundled connector's own modul
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Any
@@ -111,6 +112,12 @@ def owner_of(index: int) -> Owner | None:
 
 def index_of(filename: str) -> int:
     """Index of the connector (the last made one) whose code a file is; 0 where it is nobody's."""
+    return _index_at(filename, _registered)
+
+
+@functools.lru_cache(maxsize=4096)
+def _index_at(filename: str, registered: int) -> int:
+    """As of so many registrations: each may change it."""
     for index in sorted(_owners, reverse=True):
         if _owners[index].surely_owns(filename):
             return index

@@ -33,7 +33,6 @@ from kvtrace.agent.wrap.once import wrap_once
 from kvtrace.trace.facts import Limit
 
 _MOST_ITEMS = 1 << 16
-_MOST_FILES = 4096
 _ATTRIBUTE = "_kvtrace_origin"
 _installed = False
 _on = False
@@ -145,12 +144,30 @@ def _thread_begins(thread: Any) -> Work | None:
 def _begin(kind: str, function: Any, origin: WorkOrigin | None, exact: bool = False) -> Work | None:
     """A piece of work that runs a function: of the connector's whose code it is, where nobody noted an
     origin; None where it is nobody's."""
+    code = _code_of(function)
+    file = "" if code is None else code.co_filename
     if origin is None:
-        index = _owner(function)
+        index = owners.index_of(file)
         if not index:
             return None
         origin = WorkOrigin(0, index)
-    return begin(kind, origin, _file_of(function), exact)
+    return begin(kind, origin, file, exact)
+
+
+def _code_of(function: Any) -> CodeType | None:
+    for _ in range(8):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__func__"):
+            function = function.__func__
+        else:
+            break
+    for name in ("__code__", "cr_code", "gi_code"):
+        code = getattr(function, name, None)
+        if isinstance(code, CodeType):
+            return code
+    code = getattr(type(function).__dict__.get("__call__"), "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 # --- queues -------------------------------------------------------------------------------------------
@@ -204,7 +221,7 @@ def _asks(queue: int) -> Work | None:
             return work
         if work is None:
             caller = sys._getframe(2)
-            index = _owner_of(caller.f_code.co_filename)
+            index = owners.index_of(caller.f_code.co_filename)
             if (
                 index
                 and threading.current_thread() is not threading.main_thread()
@@ -367,43 +384,3 @@ _PLACES: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
     ("multiprocessing.process", "BaseProcess", "start", _process),
 )
 """Module, class, method, and what makes its wrapper."""
-
-
-# --- whose function -----------------------------------------------------------------------------------
-
-_files: dict[str, tuple[int, int]] = {}
-"""File of code -> (state of the owners, index of the connector whose it is, 0 for none)."""
-
-
-def _code_of(function: Any) -> CodeType | None:
-    for _ in range(8):
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif hasattr(function, "__func__"):
-            function = function.__func__
-        else:
-            break
-    for name in ("__code__", "cr_code", "gi_code"):
-        code = getattr(function, name, None)
-        if isinstance(code, CodeType):
-            return code
-    code = getattr(type(function).__dict__.get("__call__"), "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def _file_of(function: Any) -> str:
-    code = _code_of(function)
-    return "" if code is None else code.co_filename
-
-
-def _owner(function: Any) -> int:
-    return _owner_of(_file_of(function))
-
-
-def _owner_of(file: str) -> int:
-    known = _files.get(file)
-    if known is None or known[0] != owners.generation():
-        if len(_files) >= _MOST_FILES:
-            _files.clear()
-        known = _files[file] = owners.generation(), owners.index_of(file)
-    return known[1]
