@@ -77,8 +77,9 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
         return
     _counts[key] = count
     error = _exception(record) if hook == "thread" else None
-    if error is not None and HERE.work is not None and HERE.work.logged(error):
-        error = None  # the watch of that work says it, with the step
+    if error is not None and HERE.work is not None:
+        HERE.work.logged(error)  # the watch of that work says it, with the step
+        error = None
     if count & (count - 1):
         return  # repeats: said again at 2, 4, 8, ...
     if error is not None:

@@ -96,13 +96,12 @@ class CallErrors:
         self.raises.stop()
         self.running = False
 
-    def logged(self, error: BaseException) -> bool:
+    def logged(self, error: BaseException) -> None:
         """The connector logs an exception: it was caught, also where none of its frames saw it pass."""
         if len(self._told) < _MAX_TOLD:
             trace = error.__traceback__
             where = _place(trace, error, self._owner, self._background) or where_raised(error)
             self._told[id(error)] = _seen(error, trace, where)
-        return True
 
     def said_elsewhere(self, error: BaseException) -> None:
         """Another fact speaks of it."""

@@ -202,8 +202,8 @@ class _WatchedCall:
         self._begin(self._swallowed)
         self._cost = clock() - self._began
 
-    def logged(self, error: BaseException) -> bool:
-        return self._swallowed.logged(error)
+    def logged(self, error: BaseException) -> None:
+        self._swallowed.logged(error)
 
     def said_elsewhere(self, error: BaseException) -> None:
         self._swallowed.said_elsewhere(error)

@@ -53,7 +53,8 @@ class Work:
         """What it does to files and peers, while it is watched."""
         self._watching = False
         self._due = self._during = 0
-        self._swallowed: CallErrors | None = None
+        owner = owners.owner_of(self._index()) or owners.OwnerToCome(file)
+        self._swallowed = CallErrors(kind, Role.WORKER, owner, self._goes_on if kind == THREAD else None)
         self._cost = 0
         """Host ns that it took to begin."""
         self._thread = 0
@@ -107,18 +108,16 @@ class Work:
         elif self.kind == THREAD and not self.queue:
             self.queue = queue
         self._resume()
-        if self._swallowed is not None:
-            self._swallowed.raises.callers_too(caller)
+        self._swallowed.raises.callers_too(caller)
 
-    def logged(self, error: BaseException) -> bool:
-        """It was caught in this work, and logged. False where nothing will be said of it."""
+    def logged(self, error: BaseException) -> None:
+        """It was caught in this work, and logged."""
         self._resume()
-        return self._swallowed is not None and self._swallowed.logged(error)
+        self._swallowed.logged(error)
 
     def said_elsewhere(self, error: BaseException) -> None:
         """Another fact speaks of this exception."""
-        if self._swallowed is not None:
-            self._swallowed.said_elsewhere(error)
+        self._swallowed.said_elsewhere(error)
 
     def _take(self, origin: WorkOrigin) -> None:
         self.origin = HERE.origin = origin
@@ -130,15 +129,10 @@ class Work:
     def _resume(self) -> None:
         """Also where torch, or the connector, came after this thread began. Past the budget only what the
         work was for is kept, and the exception in which it ends."""
-        if self._swallowed is None:
-            owner = owners.owner_of(self._index()) or owners.OwnerToCome(self._file)
-            endless = self._goes_on if self.kind == THREAD else None
-            self._swallowed = CallErrors(self.kind, Role.WORKER, owner, endless)
         if not POLICY.background(self.origin.step):
-            if self._swallowed is not None:
-                self._swallowed.stop()
+            self._swallowed.stop()
             return
-        if self._swallowed is not None and not self._swallowed.running:
+        if not self._swallowed.running:
             self._swallowed.start()
         if not self._watching:
             self._watching = self._watch.start()
@@ -162,8 +156,7 @@ class Work:
         return self._watching and self._states is not None
 
     def _pause(self) -> None:
-        if self._swallowed is not None:
-            self._swallowed.stop()
+        self._swallowed.stop()
         if self._watching and self.kind != THREAD:
             self._watching = False
             if self._states is not None:
@@ -202,7 +195,7 @@ class Work:
                     TouchingStates(states, 0, index, step, began, self._thread, outside.call).write()
                 self._states.cost = 0
             outside.write(step, self._thread)
-        if self._swallowed is not None and not still:
+        if not still:
             cost += self._swallowed.raises.cost()
             self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))
         if not AGENT.worker.step:
@@ -211,11 +204,10 @@ class Work:
 
     def _goes_on(self) -> None:
         """All that was raised so far in a loop that nothing need end was handled."""
-        if self._swallowed is not None:
-            POLICY.spent(self._swallowed.raises.cost())
-            self._swallowed.report(None, About(self.origin.layer, self.origin.step, self.origin.hook))
-            if not POLICY.background(self.origin.step):
-                self._swallowed.stop()
+        POLICY.spent(self._swallowed.raises.cost())
+        self._swallowed.report(None, About(self.origin.layer, self.origin.step, self.origin.hook))
+        if not POLICY.background(self.origin.step):
+            self._swallowed.stop()
 
     def write_so_far(self) -> None:
         """From another thread. Never raises."""
