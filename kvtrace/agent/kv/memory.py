@@ -40,6 +40,10 @@ class Memory(Protocol):
         """Which slots of a layer, once it is ready; None where that can't be said."""
 
 
+Copy = tuple[bool, Memory | None]
+"""Whether the KV caches are written (else read), and where; None: can't be said."""
+
+
 def numbers(value: Any) -> Array:
     """Integers of a list, an array or a tensor on the host, as a flat array of int64; addresses above 2**63
     become negative, and are nobody's.
@@ -81,9 +85,6 @@ class Ranges:
 
     def ready(self) -> bool:
         return True
-
-    def __len__(self) -> int:
-        return len(self.firsts)
 
     def layers(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
         if not len(self.firsts):
@@ -128,26 +129,23 @@ class Numbered:
 
     Args:
         slots: a list, an array or a tensor; on a device they are read when they are here.
-        pointers: addresses of the layers' KV tensors, of the same kinds; None for all layers.
+        pointers: addresses of the layers' KV tensors, of the same kinds.
         skip: so many at the begin are left out.
     """
 
-    def __init__(self, slots: Any, pointers: Any = None, skip: int = 0) -> None:
-        self._slots = _on_its_way(slots)
-        self._pointers = None if pointers is None else _on_its_way(pointers)
+    def __init__(self, slots: Any, pointers: Any, skip: int = 0) -> None:
+        self._slots, self._pointers = _on_its_way(slots), _on_its_way(pointers)
         self._skip = skip
 
     def ready(self) -> bool:
         return all(not isinstance(value, Aside) or value.done() for value in (self._slots, self._pointers))
 
     def layers(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
-        if self._pointers is None or isinstance(self._pointers, Aside):
+        if isinstance(self._pointers, Aside):
             return tuple(layers)  # which of them shows when the pointers are here
         return tuple(layer for layer in layers if self._points_to(layer))
 
     def _points_to(self, layer: Layer) -> bool:
-        if self._pointers is None:
-            return True
         pointers = _here(self._pointers)
         return bool(((pointers >= layer.start) & (pointers < layer.end)).any())
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from kvtrace.agent.kv.memory import Memory
+    from kvtrace.agent.kv.memory import Copy
 
 _ADDRESS = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__", "untyped_storage", "storage"}
 _ADDRESS |= {"_typed_storage", "share_memory_"}
@@ -33,7 +33,7 @@ class Watcher(Protocol):
 
     def own(self) -> AbstractContextManager[None]: ...
 
-    def copied(self, copies: Iterable[tuple[bool, Memory | None]]) -> None: ...
+    def copied(self, copies: Iterable[Copy]) -> None: ...
 
 
 class Modes:

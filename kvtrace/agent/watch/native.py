@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from kvtrace.agent import limits
-from kvtrace.agent.kv.memory import Memory, NotKnown, Numbered, Ranges, numbers
+from kvtrace.agent.kv.memory import Copy, NotKnown, Numbered, Ranges, numbers
 from kvtrace.agent.kv.tensors import OWN, is_tensor
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch import modes, nixl
@@ -34,9 +34,6 @@ from kvtrace.trace.facts import Limit
 
 Named = Mapping[str, Any]
 """The arguments of a call by the names of its row; those that were left to their defaults are missing."""
-
-Copy = tuple[bool, "Memory | None"]
-"""Whether the KV caches are written (else read), and where; None: can't be said."""
 
 
 @dataclass(frozen=True)

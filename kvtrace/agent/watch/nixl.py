@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kvtrace.agent.kv.late import Array, np
-from kvtrace.agent.kv.memory import MOST, Memory, NotKnown, Ranges, numbers
+from kvtrace.agent.kv.memory import MOST, Copy, Memory, NotKnown, Ranges, numbers
 from kvtrace.agent.kv.tensors import is_tensor
 from kvtrace.agent.watch.modes import seeing_here
 
-Copy = tuple[bool, "Memory | None"]
 _MOST_LISTED = 1 << 22
 """Descriptors of all lists."""
 _MOST_TRANSFERS = 1 << 12

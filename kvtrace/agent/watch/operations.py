@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from kvtrace.agent import limits
 from kvtrace.agent.kv.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
 from kvtrace.agent.kv.caches import Caches, Layer
-from kvtrace.agent.kv.memory import Memory
+from kvtrace.agent.kv.memory import Copy, Memory
 from kvtrace.agent.kv.tensors import OWN, is_tensor, tensors
 from kvtrace.agent.kv.touch import LayerTouch, TouchedSlots, text_of, together, touched
 from kvtrace.agent.origin import HERE
@@ -110,7 +110,7 @@ class Plan(NamedTuple):
     full: str
     """The name with its namespace."""
     native: NativeCopy | None
-    """It copies by address, and is known."""
+    """It copies by address, and is known: which argument is which, its schema says."""
 
 
 _plans: dict[Any, Plan] = {}
@@ -279,7 +279,9 @@ class CopyWatch:
             if plan.aliases and any(self.caches.in_storage(view) for view in tensors(result)[:1]):
                 return
             if plan.native is not None:
-                self._native(plan, args, kwargs, result)
+                if watching(within=True):
+                    named = dict(zip((name for name, _ in plan.arguments), args, strict=False))
+                    self.copied(copies_of(plan.native, (), {**named, **kwargs}, result))
             else:
                 self._count(plan, args, kwargs, result)
 
@@ -328,7 +330,7 @@ class CopyWatch:
                 set_trace(tracer)
             self.cost += clock() - began
 
-    def copied(self, copies: Iterable[tuple[bool, Memory | None]]) -> None:
+    def copied(self, copies: Iterable[Copy]) -> None:
         """Native code copied by address, without an error. Call it within :meth:`own`.
 
         Args:
@@ -410,14 +412,6 @@ class CopyWatch:
                     self._unknown(tensor, READ)
             elif plan.name in READS and tensor.numel():
                 self._took_none.update(layer.name for layer, _ in layers)
-
-    def _native(self, plan: Plan, args: Any, kwargs: Any, result: Any) -> None:
-        """An operation of ``torch.ops`` that is known to copy by address. Which argument is which, its schema
-        says."""
-        if plan.native is None or not watching(within=True):
-            return
-        values = dict(zip((name for name, _ in plan.arguments), args, strict=False))
-        self.copied(copies_of(plan.native, (), {**values, **kwargs}, result))
 
     def _add(self, layers: list[tuple[Layer, float]], tensor: Any, numel: int, write: bool) -> None:
         into, opaque = (self.written, self.opaque_writes) if write else (self.read, self.opaque_reads)
