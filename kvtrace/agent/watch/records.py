@@ -18,7 +18,8 @@ from kvtrace.trace.rows import SlotsTouched
 _MOST_NAMES = 64
 _MOST_WAITING = 256
 _MOST_HALVES, _MOST_PARTS = 512, 32
-_FLAGS = {READ: Flag.STORE, WRITTEN: Flag.LOAD, GIVEN_OUT: Flag.STORE | Flag.LOAD}
+FLAGS: dict[str, int] = {READ: Flag.STORE, WRITTEN: Flag.LOAD, GIVEN_OUT: Flag.STORE | Flag.LOAD}
+"""Of memory that was given out by address it is not known which of both was done."""
 
 _waiting: list[Touching] = []
 _halves: dict[tuple[int, str], list[LayerTouch]] = {}
@@ -58,7 +59,7 @@ class Touching:
         for (layer, way), slots in touched.items():
             if way == READ and slots is not None and slots.partly:
                 slots = self._with_halves(layer, slots)
-            marks = int(_FLAGS[way])
+            marks = FLAGS[way]
             if any(other != layer and self.watch.caches.on_the_same(layer, other) for other, _ in touched):
                 marks |= Flag.SHARED
             # A hook's call is over at once; work in the background may go on over several steps.

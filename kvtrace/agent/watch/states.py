@@ -16,17 +16,15 @@ from typing import Any, NamedTuple
 from kvtrace.agent.ids import Names
 from kvtrace.agent.kv.caches import Caches, Layer, layer_of
 from kvtrace.agent.kv.layout import Layout, layout_of
-from kvtrace.agent.kv.memory import Memory, Numbered
+from kvtrace.agent.kv.memory import Copy, Numbered
 from kvtrace.agent.kv.tensors import OWN, tensors
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.operations import READ, WRITTEN, CopyWatch, Touched
-from kvtrace.agent.watch.records import Touching
-from kvtrace.trace.format import Flag, Kind, Role, pack_head
+from kvtrace.agent.watch.operations import GIVEN_OUT, CopyWatch, Touched
+from kvtrace.agent.watch.records import FLAGS, Touching
+from kvtrace.trace.format import Kind, Role, pack_head
 from kvtrace.trace.rows import StatesTouched
 
 _MOST_NAMES = 64
-_FLAGS = {READ: (Flag.STORE,), WRITTEN: (Flag.LOAD,)}
-"""Of memory that was given out by address it is not known which of both was done."""
 
 
 class StatePart(NamedTuple):
@@ -114,7 +112,7 @@ class StateWatch(CopyWatch):
     def __init__(self) -> None:
         super().__init__(STATES, None)
 
-    def copied(self, copies: Iterable[tuple[bool, Memory | None]]) -> None:
+    def copied(self, copies: Iterable[Copy]) -> None:
         """Slots by number are those of KV of tokens: which states lie there is not known."""
         copies = list(copies)
         self.elsewhere |= any(isinstance(memory, Numbered) for _, memory in copies)
@@ -136,10 +134,9 @@ class TouchingStates(Touching):
                 continue
             part = STATES.parts[key]
             # What was given out by address, or is not known, is no touch of known blocks.
-            ident = _NAMES.id(blocks.text) if blocks is not None and way in _FLAGS else 0
-            marks = sum(_FLAGS.get(way, (Flag.STORE, Flag.LOAD)))
+            ident = _NAMES.id(blocks.text) if blocks is not None and way != GIVEN_OUT else 0
             t = 0 if self.code else self.watch.time(key, way)
-            self._add(marks, t, AGENT.id(part.layer), ident, part)
+            self._add(FLAGS[way], t, AGENT.id(part.layer), ident, part)
         if self.sure is not None:
             sure = self.sure and known and not self.watch.unsure
             self._add(0, 0, 0, 0, StatePart("", int(sure), 0))

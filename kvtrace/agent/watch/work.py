@@ -15,8 +15,7 @@ from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.watch.operations import CopyWatch
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
-from kvtrace.agent.watch.states import STATES, TouchingStates
-from kvtrace.agent.watch.states import StateWatch as StateWatch
+from kvtrace.agent.watch.states import STATES, StateWatch, TouchingStates
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Role
 
