@@ -44,8 +44,7 @@ from kvtrace.agent.watch.escapes import Escapes, works_elsewhere
 from kvtrace.agent.watch.operations import CopyWatch
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
-from kvtrace.agent.watch.states import STATES, TouchingStates
-from kvtrace.agent.watch.states import StateWatch as StateWatch
+from kvtrace.agent.watch.states import STATES, StateWatch, TouchingStates
 from kvtrace.agent.watch.work import followed, followed_in_states
 from kvtrace.agent.wrap import frames
 from kvtrace.agent.wrap.hooked import Hooked
@@ -96,24 +95,20 @@ def watch_point(hooked: Hooked) -> WatchPoint:
     same.
     """
     hook, on_worker = hooked.hook, hooked.role == Role.WORKER
+    switches: list[tuple[Any, str]] = []
+    first = None
     if hook.watch is hooks.Watch.COPY and on_worker:
         names = ["watch_store" if hook.direction == Flag.STORE else "watch_load"]
         if not hook.layered:
             names.append("watch_after")
-        switches: list[tuple[Any, str]] = [(AGENT.worker, name) for name in names]
-        return WatchPoint(tuple(switches), _watched(hooked, None))
-    if hook.watch is hooks.Watch.CAUGHT and hook.role == hooked.role:
+        switches = [(AGENT.worker, name) for name in names]
+    elif hook.watch is hooks.Watch.CAUGHT and hook.role == hooked.role:
         bounded = POLICY.bounded and hook is not hooks.REGISTER_KV_CACHES
         first = _FirstCalls(None if bounded else FIRST_CALLS)
         switches = [(first, "remaining")]
         if on_worker:
             switches += [(AGENT.worker, "watch_store"), (AGENT.worker, "watch_after")]
-        return WatchPoint(tuple(switches), _watched(hooked, first))
-    return WatchPoint((), _plain)
-
-
-def _plain(connector: Any, method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-    return method(*args, **kwargs)
+    return WatchPoint(tuple(switches), _watched(hooked, first))
 
 
 def _watched(hooked: Hooked, first: _FirstCalls | None) -> Callable[..., Any]:
