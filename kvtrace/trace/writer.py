@@ -72,12 +72,10 @@ class Recorder:
     """
 
     def __init__(self, path: Path, header: Header, limit_bytes: int, compiled: bool = True) -> None:
-        self.limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._names: dict[str, int] = {}
         self._next_name = 1
         self._store = _store(path, header, limit_bytes, compiled)
-        self._path = path
         self._gathered: list[int] | None = None
         self._mark = 0
         self.add: Callable[[Sequence[int]], None] = self._store.add
@@ -89,11 +87,11 @@ class Recorder:
 
     @property
     def path(self) -> Path:
-        return self._path
+        return Path(self._store.path)
 
     @path.setter
     def path(self, path: Path) -> None:
-        self._path, self._store.path = path, str(path)
+        self._store.path = str(path)
 
     @property
     def full(self) -> bool:
