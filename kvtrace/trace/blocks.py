@@ -57,8 +57,9 @@ class Blocks:
         number: of the block at which the file stands.
         window: where the spool's window begins; None: it has none.
 
-    ``rest``: bytes at the end of the file that are no whole block, or not yet one. ``in_window``: what comes
-    now is from the window. ``open``: the records behind its last block, which have no checksum yet.
+    ``rest``: bytes at the end of the file that are no whole block, or not yet one. ``next``: number of the
+    block that comes next. ``in_window``: what comes now is from the window. ``open``: the records behind its
+    last block, which have no checksum yet.
     """
 
     def __init__(self, file: BinaryIO, seed: int, number: int = 0, window: int | None = None) -> None:
@@ -69,7 +70,7 @@ class Blocks:
         self.open: Records = np.empty((0, fmt.WORDS), dtype=np.int64)
         self._file = file
         self._seed = seed
-        self._next = number
+        self.next = number
         self._window = window
         self._carry = b""
         self._hashed = 0
@@ -125,7 +126,7 @@ class Blocks:
         table = table[: int(np.argmin(np.append(table[:, 0] != 0, False)))]
         ends = rows.kind(table[:, 0]) == fmt.Kind.SEAL
         whole = list(self._whole_blocks(data, table, np.flatnonzero(ends)))
-        new = [one for one in whole if table[one[1], 1] >= self._next]
+        new = [one for one in whole if table[one[1], 1] >= self.next]
         if new:
             self.losses.tail = 0  # of a write that was cut off: it is whole here
         first = whole[-len(new) - 1][1] + 1 if len(whole) > len(new) else 0
@@ -145,16 +146,16 @@ class Blocks:
         done = begin  # of what is whole and not yet given, and its end
         for start, end in found:
             number = int(table[end, 1])
-            if start != done or number != self._next:
+            if start != done or number != self.next:
                 if done > begin:
                     yield gap, table[begin:done] if seals else table[begin:done][~ends[begin:done]]
                 self._count(start - done, number)
                 gap, begin = True, start
             done = end + 1
-            if number < self._next:
+            if number < self.next:
                 begin = done
             else:
-                self._next = number + 1
+                self.next = number + 1
         if done > begin:
             yield gap, table[begin:done] if seals else table[begin:done][~ends[begin:done]]
             gap = False
@@ -165,11 +166,6 @@ class Blocks:
         """Where the file is to be read on from."""
         return self._file.tell() - self.rest
 
-    @property
-    def next(self) -> int:
-        """Number of the block that comes next."""
-        return self._next
-
     def _size(self) -> int:
         """Bytes of the file that were not read yet."""
         return os.fstat(self._file.fileno()).st_size - self._file.tell()
@@ -177,8 +173,8 @@ class Blocks:
     def _count(self, skipped: int, number: int) -> None:
         """What stands between the last whole block and this one."""
         self.losses.records += skipped
-        self.losses.missing += 0 if skipped else max(0, number - self._next)
-        self.losses.again += number < self._next
+        self.losses.missing += 0 if skipped else max(0, number - self.next)
+        self.losses.again += number < self.next
 
     def _whole_blocks(self, data: bytes, table: Records, seals: Records) -> Iterator[tuple[int, int]]:
         """(first record, seal) of each block in `data` that matches its seal, in order."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -106,18 +107,22 @@ class Spool:
         # The text that a NAME or FACT announced and whose BYTES are still to come:
         # (kind, id or fact code, time, length, crc, bytes so far).
         self._pending: tuple[int, int, int, int, int, bytearray] | None = None
+        with self._opened() as file:
+            self._read_header(file)
         try:
-            with open_regular(self.path) as file:
-                self._read_header(file)
             self._shift = shift_of(self.path)
-        except OSError as error:
-            raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
-        except SpoolError:
-            raise
         except KvtraceError as error:
             raise SpoolError(str(error)) from None
         if self._shift is not None:
             self.header = self._shift.header(self.header)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        try:
+            with open_regular(self.path) as file:
+                yield file
+        except OSError as error:
+            raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
     def _read_header(self, file: BinaryIO) -> None:
         block = file.read(fmt.RECORD_SIZE)
@@ -156,20 +161,17 @@ class Spool:
             SpoolError: the file vanished or a read failed.
         """
         whole = True
-        try:
-            with open_regular(self.path) as file:
-                file.seek(self._data_start)
-                for table in self._tables(file, records):
-                    table, fixed, stop = self._digest(table)
-                    whole &= not stop
-                    if number := int(fixed.sum()):
-                        self._read(records=self._info.records + number)
-                        good = table[fixed] if bare and number < len(table) else table
-                        yield good if self._shift is None else self._shift.records(good)
-                    if stop:
-                        break
-        except OSError as error:
-            raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+        with self._opened() as file:
+            file.seek(self._data_start)
+            for table in self._tables(file, records):
+                table, fixed, stop = self._digest(table)
+                whole &= not stop
+                if number := int(fixed.sum()):
+                    self._read(records=self._info.records + number)
+                    good = table[fixed] if bare and number < len(table) else table
+                    yield good if self._shift is None else self._shift.records(good)
+                if stop:
+                    break
         if self._pending is not None and self._info.end == "open":
             self._read(end="cut", detail="the last text is cut off")
         losses = self._info.left_out or self._info.end not in ("open", "trailer")
@@ -186,18 +188,15 @@ class Spool:
             yield from self.chunks(records, bare=False)
             return
         left = (info.size - self._behind) // fmt.RECORD_SIZE
-        try:
-            with open_regular(self.path) as file:
-                file.seek(self._behind)
-                while left > 0 and (data := file.read(min(left, records) * fmt.RECORD_SIZE)):
-                    table = np.frombuffer(data, dtype="<i8", count=len(data) // 8 // fmt.WORDS * fmt.WORDS)
-                    left -= min(left, records)
-                    table = table.reshape(-1, fmt.WORDS)
-                    yield table if self._shift is None else self._shift.records(table)
-                for table in self._late(file, info) if info.late else ():
-                    yield table if self._shift is None else self._shift.records(table)
-        except OSError as error:
-            raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+        with self._opened() as file:
+            file.seek(self._behind)
+            while left > 0 and (data := file.read(min(left, records) * fmt.RECORD_SIZE)):
+                table = np.frombuffer(data, dtype="<i8", count=len(data) // 8 // fmt.WORDS * fmt.WORDS)
+                left -= min(left, records)
+                table = table.reshape(-1, fmt.WORDS)
+                yield table if self._shift is None else self._shift.records(table)
+            for table in self._late(file, info) if info.late else ():
+                yield table if self._shift is None else self._shift.records(table)
 
     def _late(self, file: BinaryIO, info: SpoolInfo) -> Iterator[Records]:
         """The records that stood in the window when `info` was made: they may be in the file by now."""
