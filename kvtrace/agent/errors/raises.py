@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -54,6 +54,9 @@ class Raised(NamedTuple):
     handed: bool
     """Whether it was raised again outside of the calls in which it was raised first."""
     broad: bool | None = None
+    logged: bool = False
+    went_on: bool | None = None
+    ended: bool | None = None
 
 
 See = Callable[[BaseException, "TracebackType | None"], "Raised | None"]
@@ -145,13 +148,10 @@ class Raises:
 
     def forget(self, error: BaseException | None) -> None:
         """What is said of an exception says it of its causes too."""
-        for _ in range(_MAX_CAUSES):
-            if error is None:
-                return
-            known = self._known(error)
-            if known is not None and known.top in map(id, entries(error.__traceback__)):
+        for one in with_causes(error):
+            known = self._known(one)
+            if known is not None and known.top in map(id, entries(one.__traceback__)):
                 self._entries.remove(known)
-            error = error.__cause__
 
     def cost(self) -> int:
         """Host ns that looking took since it was last asked, more or less."""
@@ -219,6 +219,14 @@ class Raises:
         except Exception:
             return self._inside
         return self._inside
+
+
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(_MAX_CAUSES):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__
 
 
 def _raises(frame: FrameType) -> bool:

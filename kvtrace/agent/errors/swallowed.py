@@ -51,15 +51,6 @@ class About(NamedTuple):
     asked_by: str = ""
 
 
-class Handled(NamedTuple):
-    """One exception; as in :class:`kvtrace.trace.facts.SwallowedFact`."""
-
-    seen: Raised
-    logged: bool = False
-    went_on: bool | None = None
-    ended: bool | None = None
-
-
 class CallErrors:
     """``start`` and ``stop`` around one call or piece of work, in its thread.
 
@@ -101,7 +92,7 @@ class CallErrors:
         if len(self._told) < _MAX_TOLD:
             trace = error.__traceback__
             where = _place(trace, error, self._owner, self._background) or where_raised(error)
-            self._told[id(error)] = _seen(error, trace, where)
+            self._told[id(error)] = _seen(error, trace, where)._replace(logged=True)
 
     def said_elsewhere(self, error: BaseException) -> None:
         """Another fact speaks of it."""
@@ -127,7 +118,7 @@ class CallErrors:
             self._write(caught, about)
         if ended is not None:
             where = _place(ended.__traceback__, ended, self._owner, True) or where_raised(ended)
-            self._write(Handled(_seen(ended, ended.__traceback__, where), ended=True), about)
+            self._write(_seen(ended, ended.__traceback__, where)._replace(ended=True), about)
         self._gone.clear()
         self._began = clock()
 
@@ -140,21 +131,17 @@ class CallErrors:
             broad = where is not None or None
         return None if where is None else _seen(error, trace, where, broad)
 
-    def _caught(self, escaped: BaseException | None) -> list[Handled]:
+    def _caught(self, escaped: BaseException | None) -> list[Raised]:
         """What was raised and caught since the last report, and what was logged."""
         self.raises.forget(escaped)
         told, self._told = self._told, {}
-        for error in _with_causes(escaped):
+        for error in raises.with_causes(escaped):
             told.pop(id(error), None)
         raised = [one for one in self.raises.take() if one.key not in told]
-        found = [
-            Handled(one, one.key in told)
-            for one in (*raised, *told.values())
-            if self._gone.get(one.key) != one.name
-        ]
-        last = {(one.seen.name, one.seen.where): one.seen.t for one in found}
-        timed = [one._replace(went_on=self._went_on(last[one.seen.name, one.seen.where])) for one in found]
-        return [one for one in timed if not (one.seen.broad and one.went_on)]
+        found = [one for one in (*raised, *told.values()) if self._gone.get(one.key) != one.name]
+        last = {(one.name, one.where): one.t for one in found}
+        timed = [one._replace(went_on=self._went_on(last[one.name, one.where])) for one in found]
+        return [one for one in timed if not (one.broad and one.went_on)]
 
     def _went_on(self, t: int) -> bool | None:
         if HERE.did > t:
@@ -165,9 +152,8 @@ class CallErrors:
         calls = (self._hook, self._owner.index)
         _observed[calls] = _observed.get(calls, 0) + 1
 
-    def _write(self, caught: Handled, about: About) -> None:
-        seen = caught.seen
-        if _repeated(caught, self._hook):
+    def _write(self, seen: Raised, about: About) -> None:
+        if _repeated(seen, self._hook):
             return
         index = self._owner.index
         key = (self._hook, index, seen.name, seen.where)
@@ -187,11 +173,11 @@ class CallErrors:
             where=seen.where,
             inside=seen.inside if seen.inside != seen.where else "",
             asked_by=about.asked_by,
-            ended=caught.ended,
-            went_on=caught.went_on,
+            ended=seen.ended,
+            went_on=seen.went_on,
             observed_calls=_observed.get((self._hook, index), 0),
             count=count,
-            logged=caught.logged or logs.emitted() > self._logged,
+            logged=seen.logged or logs.emitted() > self._logged,
             broad=seen.broad,
         )
         AGENT.fact(fact, self._role)
@@ -218,13 +204,12 @@ _latest: dict[int, _Known] = {}
 AGENT.openings += (_seen_before.clear, _observed.clear, _latest.clear)
 
 
-def _repeated(caught: Handled, hook: str) -> bool:
+def _repeated(seen: Raised, hook: str) -> bool:
     """Whether this very exception was written already, by other work that it went through.
 
     Its id says so only while it lives, and nothing may keep it alive for us. So it must have been seen here
     when the other was written, or one of the two came from another stack, as out of a future."""
-    seen = caught.seen
-    now = _Known(seen.name, seen.inside, hook, clock(), seen.handed, bool(caught.ended), caught.logged)
+    now = _Known(seen.name, seen.inside, hook, clock(), seen.handed, bool(seen.ended), seen.logged)
     known = _latest.get(seen.key)
     if known is not None and known[:2] == now[:2] and known.hook != hook:
         asked = (known.ended or now.ended) and (known.logged or now.logged)
@@ -248,14 +233,6 @@ def _handed(trace: TracebackType | None) -> bool:
             return True
         trace = trace.tb_next
     return False
-
-
-def _with_causes(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and len(found) < 16:
-        found.append(error)
-        error = error.__cause__
-    return found
 
 
 def _tracer() -> str:
