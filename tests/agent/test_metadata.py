@@ -160,7 +160,7 @@ def test_the_name_of_a_list_of_records_hides_none(name: str):
     ],
 )
 def test_a_direction_is_told_by_words_not_by_letters(name: str, direction: int):
-    assert metadata_words.direction(name) == direction
+    assert metadata_words.read(name).direction == direction
 
 
 def test_what_the_scheduler_read_travels_as_a_plain_tuple():

@@ -15,7 +15,6 @@ from typing import Any
 _ANYTHING = frozenset({"Exception", "BaseException"})
 _MAX_HANDLERS = 16
 _MAX_KEPT = 256
-_ENDS = frozenset({"RERAISE"})
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR"})
 
 
@@ -65,7 +64,7 @@ def _clauses(rest: Sequence[dis.Instruction], names: tuple[str, ...]) -> tuple[b
             if set(names).intersection(loaded):
                 return False, one.offset
             loaded = []
-        elif one.opname in _ENDS:
+        elif one.opname == "RERAISE":
             return None, one.offset
         elif one.opname in ("POP_EXCEPT", "STORE_FAST"):
             loaded = []

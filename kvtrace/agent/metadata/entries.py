@@ -364,7 +364,7 @@ def _directions(part: Node) -> list[int]:
             want |= word.direction & ~part.deny
     if not want and any(words.read(name).direction and words.read(name).unit for name, _ in part.numbers):
         return []  # numbers of both directions, and none of them orders anything
-    want = want or part.context.hint & ~part.deny or words.direction(part.name) & ~part.deny
+    want = want or part.context.hint & ~part.deny or words.read(part.name).direction & ~part.deny
     return [one for one in (_STORE, _LOAD) if want & one] or [0]
 
 

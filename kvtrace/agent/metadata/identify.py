@@ -6,7 +6,7 @@ of other blocks as well): all of them are given, for names and neighbours to cho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -155,10 +155,10 @@ def _of_blocks(requests: StepRequests, found: list[tuple[int, int]], strict: boo
     return Reading(BLOCK, (_common([(run[0][0], run[-1][1]) for run in runs]),), strict)
 
 
-def merged(intervals: object) -> list[Interval]:
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
     """Ascending intervals, those that touch made one."""
     found: list[Interval] = []
-    for start, end in intervals:  # type: ignore[attr-defined]
+    for start, end in intervals:
         if found and start <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:

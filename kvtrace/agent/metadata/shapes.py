@@ -74,11 +74,8 @@ def _kind(cls: type) -> FieldShape:
         if issubclass(cls, bases):
             return kind
     if issubclass(cls, tuple):
-        return (
-            FieldShape.RECORD
-            if isinstance(cls.__dict__.get("_fields"), tuple) or _named(cls)
-            else FieldShape.LIST
-        )
+        named = any(isinstance(base.__dict__.get("_fields"), tuple) for base in cls.__mro__)
+        return FieldShape.RECORD if named else FieldShape.LIST
     for base in cls.__mro__:
         package = base.__module__.partition(".")[0]
         if package == "numpy" and base.__name__ in _NUMPY:
@@ -112,10 +109,6 @@ _NUMPY = {
     "bool_": FieldShape.FLAG,
     "generic": FieldShape.NOTHING,
 }
-
-
-def _named(cls: type) -> bool:
-    return any(isinstance(base.__dict__.get("_fields"), tuple) for base in cls.__mro__)
 
 
 # --- fields and items -----------------------------------------------------------------------

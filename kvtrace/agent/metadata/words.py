@@ -132,11 +132,6 @@ def _direction(found: frozenset[str]) -> int:
     return said if said in (Flag.STORE, Flag.LOAD) else 0
 
 
-def direction(name: str) -> int:
-    """Flag.STORE, Flag.LOAD, or 0 where the name says neither."""
-    return read(name).direction
-
-
 def operation(name: str, value: str) -> int:
     """The direction that a text says: ``action="put"``, and ``("a", "put", [4])`` where nothing names it."""
     if _OPERATIONS & {*words(name)} or {*words(value)} <= _STORE | _LOAD:
