@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from kvtrace.agent.ids import Names, next_call
@@ -146,17 +147,16 @@ def _target(name: str) -> int:
     return _targets.id(_shown(name))
 
 
-_home = ""
+@cache
+def _home() -> str:
+    """The user's; "" where it is not known, or the root of all."""
+    try:
+        return str(Path.home()).rstrip(os.sep)
+    except RuntimeError:
+        return ""
 
 
 def _shown(path: str) -> str:
     """A path as it is recorded: ``~`` for the user's home, no secrets."""
-    global _home
-    if not _home:
-        try:
-            _home = str(Path.home()).rstrip(os.sep) or os.sep
-        except RuntimeError:
-            _home = os.sep
-    if len(_home) > 1 and path.startswith(_home + os.sep):
-        path = "~" + path[len(_home) :]
-    return mask_text(path)
+    home = _home()
+    return mask_text("~" + path[len(home) :] if home and path.startswith(home + os.sep) else path)

@@ -135,9 +135,9 @@ class WrittenFiles:
     def known(self, name: str) -> WrittenFile | None:
         return self._places.get(name)
 
-    def still_open(self) -> Iterator[WrittenFile]:
+    def still_open(self) -> list[WrittenFile]:
         """What may have been written to by a handle that stayed open."""
-        yield from list(self._open.values())
+        return list(self._open.values())
 
     def look(self, place: WrittenFile) -> Wrote:
         try:
