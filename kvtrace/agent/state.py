@@ -60,7 +60,7 @@ class SchedulerState:
 
     @current.setter
     def current(self, scheduler: Any) -> None:
-        self._current = None if scheduler is None else weakref.ref(scheduler)
+        self._current = weakref.ref(scheduler)
 
 
 class WorkerState:

@@ -93,7 +93,10 @@ def wrapper_of(hooked: Hooked, connector: Any) -> tuple[Callable[..., Any], Pass
     made = None
     if shadow is None and isinstance(function, FunctionType) and name not in ASKS:
         made = _generated(type(connector), function, hooked, passed)
-    return _ending(_timed(made or _general(connector, shadow, hooked, passed), hooked), hooked), passed
+    wrapper = made or _general(connector, shadow, hooked, passed)
+    if hooked.timed and hooked.hook.timed:
+        wrapper = DEVICE.around_hook(wrapper, hooked)
+    return _ending(wrapper, hooked), passed
 
 
 def _shadow(connector: Any, name: str, function: Any) -> Any:
@@ -179,10 +182,6 @@ def _ending(wrapper: Callable[..., Any], hooked: Hooked) -> Callable[..., Any]:
     return functools.update_wrapper(shutdown, wrapper)
 
 
-def _timed(wrapper: Callable[..., Any], hooked: Hooked) -> Callable[..., Any]:
-    return DEVICE.around_hook(wrapper, hooked) if hooked.timed and hooked.hook.timed else wrapper
-
-
 def _generated(
     base: type, function: FunctionType, hooked: Hooked, passed: Passed
 ) -> Callable[..., Any] | None:
@@ -227,9 +226,8 @@ def _generated(
 def _compiled_call(hooked: Hooked, passed: Passed, point: call.WatchPoint) -> Any:
     """What reads the clock and adds the record of a hook's calls; None where that is for Python: no recorder
     in C, more to say, another place to look at."""
-    hook, worker = hooked.hook, AGENT.worker
-    plain = not hook.layered and not hook_records.has_detail(hook)
-    if AGENT.compiled is None or not (plain or hook.layered) or (hook.layered and hooked.child):
+    hook = hooked.hook
+    if AGENT.compiled is None or (hooked.child if hook.layered else hook_records.has_detail(hook)):
         return None
     said: dict[str, Any] = {}
     if hook.layered:
@@ -238,7 +236,7 @@ def _compiled_call(hooked: Hooked, passed: Passed, point: call.WatchPoint) -> An
         if hook is hooks.WAIT_LAYER:
             said["hooked"] = "hooked_layer"
     head = pack_head(Kind.HOOK, hooked.role, hook.code, hooked.index)
-    side = worker if hooked.role == Role.WORKER else AGENT.scheduler
+    side = AGENT.worker if hooked.role == Role.WORKER else AGENT.scheduler
     try:
         switches = ((passed, "to"), *point.switches)
         return AGENT.compiled.Call(AGENT, side, head, AGENT.threads, switches, **said)
