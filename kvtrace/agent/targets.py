@@ -43,6 +43,10 @@ class Target:
 
 _LAYERS = "vllm.model_executor.layers.attention"
 _ATTENTION = (f"{_LAYERS}.attention", f"{_LAYERS}.mla_attention", "vllm.attention.layer")
+_DIRECT_CALLS = (
+    "unified_attention_with_output(query, key, value, output, layer_name)",
+    "unified_kv_cache_update(key, value, layer_name)",
+)
 
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -166,10 +170,7 @@ TARGETS: tuple[Target, ...] = (
         "unified_attention_with_output",
         since("0.16.0"),
         ops.wrap_direct_calls("unified_attention", "unified_attention_with_output"),
-        (
-            "unified_attention_with_output(query, key, value, output, layer_name)",
-            "unified_kv_cache_update(key, value, layer_name)",
-        ),
+        _DIRECT_CALLS,
     ),
     Target(
         "attention-direct-call-old",
@@ -177,10 +178,7 @@ TARGETS: tuple[Target, ...] = (
         "unified_attention_with_output",
         since("0.15.0", "0.15.1"),
         ops.wrap_direct_calls("unified_attention", "unified_attention_with_output"),
-        (
-            "unified_attention_with_output(query, key, value, output, layer_name)",
-            "unified_kv_cache_update(key, value, layer_name)",
-        ),
+        _DIRECT_CALLS,
     ),
 )
 
