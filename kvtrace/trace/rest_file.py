@@ -36,14 +36,4 @@ class RestFile(Document):
 
 def read_rest_file(run_dir: Path) -> tuple[RestFile, list[str]]:
     """The rest.json of a run directory and notes on it; all unknown where there is none that can be read."""
-    try:
-        value = read_summed(run_dir / REST_FILE, _MAX_BYTES)
-    except FileNotFoundError:
-        return RestFile(), []
-    except (OSError, ValueError, RecursionError):
-        return RestFile(), [f"{REST_FILE} cannot be read: what came to rest is unknown"]
-    if value is None:
-        return RestFile(), [
-            f"{REST_FILE} is not as it was written and was left out: what came to rest is unknown"
-        ]
-    return RestFile.from_json(value), []
+    return read_summed(run_dir / REST_FILE, _MAX_BYTES, RestFile, "what came to rest is unknown")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtrace.regular import read_regular
 from kvtrace.trace.facts import Document
-from kvtrace.trace.sums import is_damaged
+from kvtrace.trace.sums import read_summed
 
 PROFILE_DIR, PROFILE_SUFFIX = "profiles", ".speedscope.json"
 """Where ``kvtrace run --sample`` puts what py-spy recorded, in a run directory."""
@@ -54,18 +52,5 @@ class RunFile(Document):
 
 def read_run_file(run_dir: Path) -> tuple[RunFile, list[str]]:
     """The run.json of a directory and notes on reading it; all unknown where there is none to be read."""
-    path = run_dir / "run.json"
-    try:
-        data = read_regular(path, _MAX_BYTES)
-        if len(data) > _MAX_BYTES:
-            return RunFile(), ["run.json is too large to be one and was left out"]
-        value = json.loads(data.decode("utf-8", "replace"))
-    except FileNotFoundError:
-        return RunFile(), ["no run.json: the command and its processes are unknown"]
-    except (OSError, ValueError, RecursionError):
-        return RunFile(), ["run.json cannot be read: the command and its processes are unknown"]
-    if not isinstance(value, dict):
-        return RunFile(), ["run.json is not an object: the command and its processes are unknown"]
-    if is_damaged(value):
-        return RunFile(), ["run.json does not match its checksum and was left out"]
-    return RunFile.from_json(value), []
+    unknown = "the command and its processes are unknown"
+    return read_summed(run_dir / "run.json", _MAX_BYTES, RunFile, unknown, [f"no run.json: {unknown}"])

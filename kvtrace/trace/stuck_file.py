@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvtrace.trace import hooks
@@ -67,7 +67,7 @@ class StuckFile(Document):
     """``unseen``: why a process that had written nothing could not be looked at, "" where none could not."""
 
     schema: str = SCHEMA
-    looks: tuple[StuckProcess, ...] = field(default=())
+    looks: tuple[StuckProcess, ...] = ()
     unseen: str = ""
 
 
@@ -84,15 +84,7 @@ class ThreadPlace:
 
 def read_stuck_file(run_dir: Path) -> tuple[StuckFile, list[str]]:
     """The stuck.json of a run directory and notes on it; nothing in it where there is none to be read."""
-    try:
-        value = read_summed(run_dir / STUCK_FILE, _MAX_BYTES)
-    except FileNotFoundError:
-        return StuckFile(), []
-    except (OSError, ValueError, RecursionError):
-        return StuckFile(), [f"{STUCK_FILE} cannot be read: where processes stood is unknown"]
-    if value is None:
-        return StuckFile(), [f"{STUCK_FILE} is not as it was written and was left out"]
-    return StuckFile.from_json(value), []
+    return read_summed(run_dir / STUCK_FILE, _MAX_BYTES, StuckFile, "where processes stood is unknown")
 
 
 def standing(threads: tuple[Thread, ...]) -> ThreadPlace | None:

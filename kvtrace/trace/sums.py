@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvtrace.regular import read_regular
+from kvtrace.trace.facts import D
 
 KEY = "crc32"
 
@@ -24,15 +25,26 @@ def is_damaged(document: Mapping[str, Any]) -> bool:
     return KEY in document and document[KEY] != summed(document)[KEY]
 
 
-def read_summed(path: Path, most: int) -> dict[str, Any] | None:
-    """The object in a JSON file of at most so many bytes; None where it is none, or not as it was written.
+def read_summed(
+    path: Path, most: int, kind: type[D], unknown: str, missing: Sequence[str] = ()
+) -> tuple[D, list[str]]:
+    """The document in a JSON file of at most so many bytes, and notes on it; all unknown where there is none
+    that can be read.
 
-    Raises:
-        OSError, ValueError, RecursionError: it can't be read.
+    Args:
+        unknown: what is not known without it, in words.
+        missing: the notes where there is no such file.
     """
-    data = read_regular(path, most)
-    value = json.loads(data.decode("utf-8", "replace")) if len(data) <= most else None
-    return value if isinstance(value, dict) and not is_damaged(value) else None
+    try:
+        data = read_regular(path, most)
+        value = json.loads(data.decode("utf-8", "replace")) if len(data) <= most else None
+    except FileNotFoundError:
+        return kind(), list(missing)
+    except (OSError, ValueError, RecursionError):
+        return kind(), [f"{path.name} cannot be read: {unknown}"]
+    if not isinstance(value, dict) or is_damaged(value):
+        return kind(), [f"{path.name} is not as it was written and was left out: {unknown}"]
+    return kind.from_json(value), []
 
 
 def _crc(plain: Mapping[str, Any]) -> int:
