@@ -306,19 +306,20 @@ def _handle_runs(original: Any) -> Any:
         work = _step_begins(self) if _on else None
         if work is None:
             return original(self)
-        callback = self._callback
+        task = _task_of(self)
         try:
             return original(self)
         finally:
-            work.stop(_end_of(callback), work.exact and _is_over(callback))
+            over = task is None or bool(task.done())
+            work.stop(getattr(task, "_exception", None) if over else None, work.exact and over)
 
     return _run
 
 
 def _step_begins(handle: Any) -> Work | None:
     try:
-        task = getattr(handle._callback, "__self__", None)
-        coroutine = getattr(task, "get_coro", lambda: None)()
+        task = _task_of(handle)
+        coroutine = None if task is None else task.get_coro()
         origin = handle._context.get(ORIGIN)
         exact = coroutine is None or _not_begun(coroutine)
         if origin is not None and not exact:
@@ -329,24 +330,15 @@ def _step_begins(handle: Any) -> Work | None:
         return None
 
 
+def _task_of(handle: Any) -> Any:
+    """The task that a callback is a step of; None for any other callback."""
+    task = getattr(handle._callback, "__self__", None)
+    return task if hasattr(task, "get_coro") else None
+
+
 def _not_begun(coroutine: Any) -> bool:
     frame = getattr(coroutine, "cr_frame", None)
     return frame is not None and frame.f_lasti < 0
-
-
-def _is_over(callback: Any) -> bool:
-    """Whether nothing of it is left: no task, or one that has ended."""
-    task: Any = getattr(callback, "__self__", None)
-    return getattr(task, "get_coro", None) is None or bool(task.done())
-
-
-def _end_of(callback: Any) -> BaseException | None:
-    """The exception in which a task ended in this step."""
-    task: Any = getattr(callback, "__self__", None)
-    if getattr(task, "get_coro", None) is None or not task.done():
-        return None
-    error: BaseException | None = getattr(task, "_exception", None)
-    return error
 
 
 def _async_get(original: Any) -> Any:
