@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from kvtrace.agent.metadata import Answer
 from kvtrace.agent.metadata.entries import DeclaredEntry
 from kvtrace.agent.metadata.step_requests import StepRequests
 from kvtrace.agent.metadata.walk import Problem
@@ -60,9 +61,7 @@ class Adapter:
     function: KvEntries | None = None
     error: str = ""
 
-    def entries(
-        self, metadata: Any, requests: StepRequests
-    ) -> tuple[list[DeclaredEntry], list[Problem]] | None:
+    def entries(self, metadata: Any, requests: StepRequests) -> Answer | None:
         """The adapter's answer; None where it leaves this metadata to the reader. Never raises."""
         if self.function is None:
             return [], [Problem("", f"the adapter {self.name} can't be used: {self.error}")]
@@ -117,7 +116,7 @@ class Adapters:
         self._named = named
         self._known: dict[type, Adapter | None] = {}
         self._points: dict[str, Any] | None = None
-        self.answered: dict[int, tuple[Any, tuple[list[DeclaredEntry], list[Problem]]]] = {}
+        self.answered: dict[int, tuple[Any, Answer]] = {}
         """By id of the metadata: what the adapters of connectors inside a connector answered."""
 
     def of(self, cls: type, inside: bool = False) -> Adapter | None:
