@@ -119,10 +119,10 @@ def _page(report: Report, room: _Room, source: str | None, traced: str | None) -
         *(Facts(facts) for facts in _head(report)),
         Paragraph(clean(report["verdict"]), "bold", gap=True),
         Paragraph(answers.where(report)),
-        *(Paragraph(line) for line in [answers.uneven(report)] if line),
-        *(Paragraph(line) for line in _vllm(report) if room.vllm),
+        Paragraph(answers.uneven(report)),
+        Paragraph(_vllm(report) if room.vllm else ""),
         *_saves(report, room),
-        *([Paragraph(answers.loaded(report))] if ran else []),
+        Paragraph(answers.loaded(report) if ran else ""),
         *(Paragraph(f"States: {line}") for line in state_lines(report)[1:2]),
         *_findings(report, room),
         Paragraph(_left_out(report, room), "dim", gap=room.gaps),
@@ -163,10 +163,10 @@ def _traced(report: Report) -> str:
     return f"{traced} of {plural(len(of_vllm), 'vLLM process')} traced".replace("processs", "processes")
 
 
-def _vllm(report: Report) -> list[str]:
-    """Whether attention ran in Python, and the save hooks with it."""
-    said = [one for one in (answers.attention(report), answers.saving(report)) if one]
-    return ["; ".join(said) + "."] if said else []
+def _vllm(report: Report) -> str:
+    """Whether attention ran in Python, and the save hooks with it; "" where nothing ran."""
+    said = "; ".join(filter(None, (answers.attention(report), answers.saving(report))))
+    return f"{said}." if said else ""
 
 
 # ------------------------------------------------------------------------------ the ledger
@@ -205,8 +205,7 @@ def _saves(report: Report, room: _Room) -> Page:
     columns = (Column("outcome"), Column("tokens", right=True), Column("share", right=True), Column(""))
     here = "prompts" in report["ledger"]["saves"]
     title = f"Of {plural(total, 'prompt token')} computed here" if here else f"Of {plural(total, 'token')}"
-    generated = [Paragraph(line) for line in [answers.generated(report)] if line]
-    return [Table(columns, rows, title, gap=room.gaps), *generated]
+    return [Table(columns, rows, title, gap=room.gaps), Paragraph(answers.generated(report))]
 
 
 def _amounts(report: Report) -> dict[str, dict[str, int]]:

@@ -56,7 +56,6 @@ def listing_page(listing: Listing, ids: Mapping[str, str] | None = None, spare: 
 
     `ids`: how ids are shown, whole by default; `spare`: columns to do without.
     """
-    page: Page = [Heading("kvtrace requests", 2, quiet=True), Facts(_summary(listing))]
     table = []
     for row in listing.rows:
         lost, whole = row["not_saved"], left_to_save(row)
@@ -74,12 +73,14 @@ def listing_page(listing: Listing, ids: Mapping[str, str] | None = None, spare: 
         *(Column(name, True) for name in _NUMBERS),
         Column("verdict"),
     )
-    if table:
-        idle = [at for at in range(len(columns)) if all(row[at] in ("", "0") for row in table)]
-        idle += [at for at, column in enumerate(columns) if column.head in spare]
-        cells = [tuple("" if at in idle else cell for at, cell in enumerate(row)) for row in table]
-        page.append(Table(columns, [Row((Code(row[0]), *row[1:])) for row in cells], "Requests"))
-    return page
+    idle = [at for at in range(len(columns)) if all(row[at] in ("", "0") for row in table)]
+    idle += [at for at, column in enumerate(columns) if column.head in spare]
+    cells = [tuple("" if at in idle else cell for at, cell in enumerate(row)) for row in table]
+    return [
+        Heading("kvtrace requests", 2, quiet=True),
+        Facts(_summary(listing)),
+        Table(columns, [Row((Code(row[0]), *row[1:])) for row in cells], "Requests"),
+    ]
 
 
 def left_to_save(row: Mapping[str, Any]) -> float:

@@ -91,7 +91,7 @@ def _lines(part: Part) -> list[str]:
         case Terms(rows):
             return [f"- {code(name)}: {text(words)}" for name, words in rows]
         case Table():
-            return _table(part)
+            return _table(part) if part.rows else []
         case Timeline(moments):
             out = []
             for moment in moments:

@@ -190,17 +190,14 @@ def list_page(found: List, ids: Ids | None = None) -> Page:
     joined = [row for row in found.rows if isinstance(row, Joined)]
     alone = [row for row in found.rows if not isinstance(row, Joined)]
     shown = f"{count(len(found.rows))} of " if len(found.rows) < found.fit else ""
-    page: Page = [
+    return [
         Heading("kvtrace requests", 2, quiet=True),
         Facts(
             [f"{shown}{plural(found.fit, 'request')}", f"{plural(found.merged.sums.joined, 'pair')} joined"]
         ),
+        _joined_table(found.merged, joined, ids),
+        _alone_table(found.merged, alone, ids),
     ]
-    if joined:
-        page.append(_joined_table(found.merged, joined, ids))
-    if alone:
-        page.append(_alone_table(found.merged, alone, ids))
-    return page
 
 
 def _joined_table(merged: Merged, joined: Sequence[Joined], ids: Ids | None) -> Table:

@@ -1,6 +1,8 @@
 """A page: what a verb says, as a list of parts. :mod:`kvtrace.render.terminal` prints it for a terminal or a
 pipe, :mod:`kvtrace.render.markdown` for an issue or a pull request: the same words in both.
 
+A paragraph without text and a table without rows say nothing, and are left out.
+
 Who makes a page cleans the strings that come from a report (:func:`kvtrace.words.clean`); none is
 escaped for a markup language yet.
 """

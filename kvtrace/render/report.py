@@ -81,14 +81,14 @@ def report_page(
         *_ledger("Where the tokens went", ledger["saves"], "every token, each layer and rank"),
         *_loads(report),
         *bulleted("States", state_lines(report)),
-        *_stages(report),
+        _stages(report),
         *_findings(report, whole),
         *_connectors(report),
         *_terms("Checked, and not the cause", ((one["id"], one["evidence"]) for one in report["ruled_out"])),
         *_terms("Not observed", ((one["id"], one["why"]) for one in report["not_observed"])),
-        *_coverage(report, whole),
+        _coverage(report, whole),
         *graphs(report),
-        *_requests(report, whole),
+        _requests(report, whole),
         *_timing(report, whole),
         *device(report),
         *(_hooked(report) if whole else []),
@@ -286,7 +286,7 @@ def state_lines(report: Report) -> list[str]:
     return lines
 
 
-def _stages(report: Report) -> Page:
+def _stages(report: Report) -> Table:
     """The save pipeline: tokens in and out, and what was lost at each stage."""
     rows = []
     for stage in report["stages"]:
@@ -297,7 +297,7 @@ def _stages(report: Report) -> Page:
         cells = (f"{stage['stage']} {name}", count(stage["in"]), count(stage["out"]), "; ".join(notes))
         rows.append(Row(cells, "bad" if lost > 0 else ""))
     columns = (Column("stage"), Column("in", right=True), Column("out", right=True), Column())
-    return [Table(columns, rows, "Save pipeline")] if rows else []
+    return Table(columns, rows, "Save pipeline")
 
 
 # ------------------------------------------------------------------------------ findings
@@ -406,7 +406,7 @@ class _CallsSeen(NamedTuple):
         return (self.eligible, self.fired, self.extra)
 
 
-def _coverage(report: Report, whole: bool) -> Page:
+def _coverage(report: Report, whole: bool) -> Table:
     """One row a hook or op where all layers and ranks saw the same, else one a group of likes."""
     seen = []
     for row in report["coverage"]["hooks"]:
@@ -421,7 +421,7 @@ def _coverage(report: Report, whole: bool) -> Page:
     for name, alike in grouped(seen, lambda one: one.name):
         rows += _covered(Code(clean(name, 60)), alike, len(alike) if whole else MAX_LAYERS)
     columns = (Column("hook or op"), Column("calls/due", right=True), Column(), Column("seen in"))
-    return [Table(columns, rows, "Coverage")] if rows else []
+    return Table(columns, rows, "Coverage")
 
 
 def _covered(name: Code, seen: list[_CallsSeen], most: int) -> list[Row]:
@@ -511,7 +511,7 @@ def _mode_rows(modes: list[ModeRow]) -> list[Row]:
     return rows
 
 
-def _requests(report: Report, whole: bool) -> Page:
+def _requests(report: Report, whole: bool) -> Table:
     """The requests that lost most; all that are listed where it is `whole`."""
     listed = report["requests"]["rows"]
     worst = listed if whole else [row for row in listed if row["not_saved"] > 0][:MAX_REQUESTS]
@@ -524,7 +524,7 @@ def _requests(report: Report, whole: bool) -> Page:
     heads = ["prompt", "saved", "not saved", *(["not observed"] * unseen)]
     numeric = [Column(head, right=True) for head in heads]
     columns = [Column("request"), *numeric, Column("verdict")]
-    return [Table(columns, rows, "Requests, worst first")] if rows else []
+    return Table(columns, rows, "Requests, worst first")
 
 
 def with_grade(saved: float, grade: str | None, sent: float = 0) -> str:
@@ -541,8 +541,7 @@ def with_grade(saved: float, grade: str | None, sent: float = 0) -> str:
 def _timing(report: Report, whole: bool) -> Page:
     """The hooks that took most of the steps' time."""
     table = timing_table(report, len(report["timing"]) if whole else MAX_TIMINGS)
-    page: Page = [table] if table.rows else []
-    return [*page, *([Paragraph(line, indent=True)] if (line := profiles(report)) else [])]
+    return [table, Paragraph(profiles(report), indent=True)]
 
 
 def timing_table(report: Report, most: int, sums: bool = False) -> Table:
@@ -572,7 +571,6 @@ def device(report: Report) -> Page:
     if "device" not in report:
         return []
     part = report["device"]
-    table = device_table(part)
     notes = [f"{plural(part['calls'], 'call')} in {plural(part['steps'], 'timed step')}"]
     if part["busy_ns"]:
         notes.append(f"timing took {percent(part['own_ns'] / part['busy_ns'])} of the steps' host time")
@@ -583,8 +581,7 @@ def device(report: Report) -> Page:
     if crossed:
         notes.append(f"{plural(crossed, 'call')} ended on another stream than they began: no device time")
     notes.append("device time is from event to event: it includes the device's waits for the host")
-    note = Paragraph(" · ".join(notes), "dim", indent=True)
-    return [table, note] if table.rows else [note]
+    return [device_table(part), Paragraph(" · ".join(notes), "dim", indent=True)]
 
 
 def device_table(part: DeviceTimes) -> Table:
@@ -654,8 +651,7 @@ def _hooked(report: Report) -> Page:
     ]
     of_process = (Column("process"), Column("pid", True), Column("records", True), Column("recording ends"))
     of_target = (Column("target"), Column("status"), Column("processes", True), Column())
-    tables = [Table(of_process, processes, "Processes"), Table(of_target, targets, "Hooked in vLLM")]
-    return [table for table in tables if table.rows]
+    return [Table(of_process, processes, "Processes"), Table(of_target, targets, "Hooked in vLLM")]
 
 
 _SIDES = ("kv_producer", "kv_consumer")

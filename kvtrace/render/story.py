@@ -51,16 +51,16 @@ _SKIPS = {
 
 def story_page(story: Story) -> Page:
     """What happened to one request, in order, and where its tokens ended up."""
-    page: Page = [
+    return [
         Heading("kvtrace why", 2, quiet=True),
         Facts(_headline(story)),
         Paragraph(_verdict(story), "bold", gap=True),
+        Paragraph("" if story.token is None else _position(story, story.token)),
+        Timeline(_timeline(story)),
+        _ranges(story),
+        *bulleted("What its loads brought", [clean(line) for line in story.loaded]),
+        *bulleted("Limits", [clean(note) for note in story.notes]),
     ]
-    if story.token is not None:
-        page.append(Paragraph(_position(story)))
-    page += [Timeline(_timeline(story)), *_ranges(story)]
-    page += bulleted("What its loads brought", [clean(line) for line in story.loaded])
-    return [*page, *bulleted("Limits", [clean(note) for note in story.notes])]
 
 
 def summary_page(summary: Summary) -> Page:
@@ -99,13 +99,13 @@ def _sums(summary: Summary) -> str:
     return f"{clean(row['verdict'], 60)}{chunks}{where}: {'; '.join(parts)}."
 
 
-def _ranges(story: Story) -> Page:
+def _ranges(story: Story) -> Table:
     rows = []
     for part in story.ranges:
         if story.token is None or part.start <= story.token < part.end:
             rows.append(Row(_range_row(story, part), "good" if part.account in KEPT else "bad"))
     columns = (Column("positions"), Column("tokens", True), Column("(layer, rank)", True), Column("outcome"))
-    return [Table(columns, rows, "Where its tokens ended up")] if rows else []
+    return Table(columns, rows, "Where its tokens ended up")
 
 
 def _headline(story: Story) -> list[str]:
@@ -136,8 +136,7 @@ def _verdict(story: Story) -> str:
     return f"Of {plural(story.computed, 'token')} in KV blocks ({where}): {'; '.join(parts)}."
 
 
-def _position(story: Story) -> str:
-    token = story.token or 0
+def _position(story: Story, token: int) -> str:
     kind = f"of the prompt ({count(story.prompt)} tokens)" if token < story.prompt else "computed in decode"
     chunk = next((m for m in story.moments if _holds(m, token)), None)
     if chunk is not None:

@@ -74,7 +74,7 @@ class _Printer:
                     self.line(plain(text), "bold")
             case Facts(facts):
                 self.words(" · ".join(facts), rest="  ", style="dim")
-            case Paragraph(text, style, indent, gap):
+            case Paragraph(text, style, indent, gap) if plain(text):
                 if gap:
                     self.gap()
                 self.words(plain(text), first="  " if indent else "", style=style)
@@ -91,7 +91,7 @@ class _Printer:
                 wide = min(max(cell_len(name) for name, _ in rows), _TERM)
                 for name, text in rows:
                     self.words(text, f"  {pad(name, wide)}  ", " " * (wide + 4))
-            case Table():
+            case Table() if part.rows:
                 self.table(part)
             case Timeline(moments):
                 self.gap()
