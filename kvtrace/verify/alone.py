@@ -4,13 +4,12 @@ may drop even alone what is more than ever came back from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from kvtrace.verify.answers import Answer, Answered, Verdict
 from kvtrace.verify.drive import Driver, Job
-from kvtrace.verify.evidence import Evidence
 from kvtrace.verify.observed import EngineFacts, Observed, Settings
 from kvtrace.verify.property import Property
 from kvtrace.verify.suite import observed
@@ -30,10 +29,8 @@ class CasesAlone(NamedTuple):
 class AskedAlone:
     """Asks on behind a suite, on an engine that is still up."""
 
-    def __init__(
-        self, driver: Driver, look: Callable[[], Evidence], facts: EngineFacts, settings: Settings
-    ) -> None:
-        self._driver, self._look, self._facts, self._settings = driver, look, facts, settings
+    def __init__(self, driver: Driver, facts: EngineFacts, settings: Settings) -> None:
+        self._driver, self._facts, self._settings = driver, facts, settings
         self._asked: dict[str, Observed] = {}
 
     def failing(self, failed: Iterable[tuple[Property, Verdict]]) -> dict[str, CasesAlone]:
@@ -63,8 +60,7 @@ class AskedAlone:
         if case not in self._asked:
             first = len(self._driver.asked)
             self._driver.run([Job(f"{_ALONE}-{len(self._asked)}", parse(case))])
-            what = observed(self._driver, self._look(), self._facts, self._settings)
-            self._asked[case] = replace(what, asked=[one for one in what.asked if one.number >= first])
+            self._asked[case] = observed(self._driver, self._facts, self._settings, first)
         return self._asked[case]
 
 

@@ -47,7 +47,7 @@ class Driver:
     """Asks one engine.
 
     Attributes:
-        engine: the one that it asks.
+        engine: the one that it asks; look: what its spools say now.
         asked: in order, with what came back, without what the spools say.
         samples: what the processes used (``usage`` says it), with the number of the request asked then.
         held: numbers of the rests (from 1) after which blocks were still held.
@@ -66,7 +66,7 @@ class Driver:
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """``act``: damages the store; RESET: no more. ``say``: tells the user a line at once."""
-        self.engine, self._streams, self._look = engine, streams, look
+        self.engine, self.look, self._streams = engine, look, streams
         self._progress, self._act, self._say = progress, act, say
         self.usage: Callable[[], Mapping[str, int]] | None = None
         self.samples: list[Mapping[str, float]] = []
@@ -106,7 +106,7 @@ class Driver:
             self.run([Job(f"{PROBE}-{number}", parse(f"{words} ; {words}"))])
             if self.died:
                 return
-            evidence = self._look()
+            evidence = self.look()
             shown = [evidence.of(one.number) for one in self.asked[first:] if one.round == int(loads)]
             came[self.delay] = sum(bool(seen and (seen.accepted if loads else seen.saved)) for seen in shown)
             if came[self.delay] == len(shown):
@@ -227,7 +227,7 @@ class Driver:
             return True
         if act in STORE_ACTS:
             if self.shares is None:
-                self.shares = self._look().hook_shares
+                self.shares = self.look().hook_shares
             if self._act is not None:
                 self._act(act)
             return True

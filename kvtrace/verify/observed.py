@@ -109,7 +109,6 @@ class EngineFacts:
     """Whether the user named the connector's directory."""
     met: frozenset[str] = frozenset()
     """Of STORE_ACTS what the store was to the connector."""
-    prefix_caching: bool = True
     adapters: int = 0
     """LoRA adapters that it serves."""
     images: bool = False

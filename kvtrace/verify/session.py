@@ -296,14 +296,14 @@ class _One:
             engine.start()
             blocks = int(option(self._command, BLOCKS) or 0)  # of the server that saves
             named = options.store is not None
-            first, facts = ask(driver, engine.look, options.suite, options.case, named, blocks)
+            first, facts = ask(driver, options.suite, options.case, named, blocks)
             facts = replace(facts, met=store.met if store is not None else frozenset())
-            alone, smaller = self._more(driver, engine, facts)
+            alone, smaller = self._more(driver, facts)
         finally:
             if store is not None:
                 store.restore()
             engine.stop()
-        what = observed(driver, engine.look(), facts, options.settings)
+        what = observed(driver, facts, options.settings)
         if bare is None:
             line = (
                 "how to start it without its connector is not known: answers are compared within one engine"
@@ -337,14 +337,14 @@ class _One:
         return TracedPair(*sides)
 
     def _more(
-        self, driver: Driver, engine: TracedServer | TracedPair, facts: EngineFacts
+        self, driver: Driver, facts: EngineFacts
     ) -> tuple[dict[str, CasesAlone], dict[str, tuple[str, str]]]:
         """What an engine that is still up says of the failures: of what did not come back which case fails
         alone, too (as of :class:`AskedAlone`), and the smallest case found of the others."""
         if driver.died:
             return {}, {}
         settings, suite = self._options.settings, of_suite(self._options.suite)
-        what = observed(driver, engine.look(), facts, settings)
+        what = observed(driver, facts, settings)
         deadly = {death.job for death in driver.deaths}
         failed = [
             (one, answered.verdict)
@@ -356,21 +356,17 @@ class _One:
         if not self._options.case:
             self._progress(0, 0, "what did not come back, alone")
             absent = [(one, verdict) for one, verdict in failed if verdict.alone]
-            alone = AskedAlone(driver, engine.look, facts, settings).failing(absent)
+            alone = AskedAlone(driver, facts, settings).failing(absent)
         case = {one.id: alone[one.id].fails if one.id in alone else verdict.case for one, verdict in failed}
         failing = [(one, case[one.id]) for one, _ in failed if one.shrinks and case[one.id]]
-        smaller = self._smaller(driver, engine, facts, failing)
+        smaller = self._smaller(driver, facts, failing)
         del driver.asked[kept:]
         del driver.deaths[deaths:]
         driver.died = ""  # all of the suite was asked
         return alone, smaller
 
     def _smaller(
-        self,
-        driver: Driver,
-        engine: TracedServer | TracedPair,
-        facts: EngineFacts,
-        failing: Sequence[tuple[Property, str]],
+        self, driver: Driver, facts: EngineFacts, failing: Sequence[tuple[Property, str]]
     ) -> dict[str, tuple[str, str]]:
         seconds = self._options.shrink_seconds
         if not seconds or not failing:
@@ -379,7 +375,7 @@ class _One:
             self._notes.append("for the smallest failing case: pip install 'kvtrace[verify]'")
             return {}
         share = seconds / len(failing)
-        shrinker = shrink.Shrinker(driver, engine.look, facts, self._options.settings, share)
+        shrinker = shrink.Shrinker(driver, facts, self._options.settings, share)
         found = {}
         for one, case in failing:
             self._progress(0, len(failing), f"smallest case of {one.id}")

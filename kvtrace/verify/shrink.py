@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from kvtrace.verify.answers import Answer
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.observed import EngineFacts, Settings
 from kvtrace.verify.property import Property
-from kvtrace.verify.suite import Look, observed
+from kvtrace.verify.suite import observed
 from kvtrace.verify.workload import Piece, Prompt, Round, Workload, parse
 
 _MOST_EXAMPLES = 200
@@ -35,10 +34,8 @@ class Shrinker:
         seconds: for each property, about.
     """
 
-    def __init__(
-        self, driver: Driver, look: Look, facts: EngineFacts, settings: Settings, seconds: float
-    ) -> None:
-        self._driver, self._look, self._facts, self._settings = driver, look, facts, settings
+    def __init__(self, driver: Driver, facts: EngineFacts, settings: Settings, seconds: float) -> None:
+        self._driver, self._facts, self._settings = driver, facts, settings
         self._seconds = seconds
         self._number = 0
         self._deaths = len(driver.deaths)
@@ -73,10 +70,8 @@ class Shrinker:
         self._driver.run([Job(f"smaller-{self._number}", workload)])
         if self._driver.stopped:
             return ""
-        what = observed(self._driver, self._look(), self._facts, self._settings)
-        own = [asked for asked in what.asked if asked.number >= first]
-        alone = replace(what, asked=own)
-        verdict = one.judge(own, alone)
+        what = observed(self._driver, self._facts, self._settings, first)
+        verdict = one.judge(list(what.asked), what)
         return verdict.says if verdict.answer is Answer.FAILED else ""
 
 

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from kvtrace.ledger.run import Engine, RunError
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.drive import Driver, Job
-from kvtrace.verify.evidence import Evidence
 from kvtrace.verify.judge import workloads
 from kvtrace.verify.observed import EngineFacts, Observed, Settings, taken_unit, unit_of
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.workload import MODEL, STORE_ACTS, parse
 
 CASE = "case"
-Look = Callable[[], Evidence]
 
 
 def ask(
-    driver: Driver, look: Look, suite: str, case: str = "", store: bool = False, blocks: int = 0
+    driver: Driver, suite: str, case: str = "", store: bool = False, blocks: int = 0
 ) -> tuple[Engine, EngineFacts]:
     """Ask everything, or one case alone.
 
     Args:
-        look: what the engine's spools say now.
         store: whether the connector's directory is named. blocks: of the KV cache; 0: not known.
 
     Raises:
         VerifyError: nothing was traced, or the engine has no connector.
     """
     try:
-        evidence = look()
+        evidence = driver.look()
     except RunError as error:
         raise VerifyError("nothing of the server was traced", str(error)) from None
     first = evidence.engine
@@ -57,19 +53,20 @@ def ask(
         if MODEL in workload.acts and not facts.other_model:
             raise VerifyError(f"the case {case!r} changes the model", "--connector makes another one")
         driver.run([Job(name or CASE, workload)])
-        return first, _with_unit(facts, driver, look)
+        return first, _with_unit(facts, driver)
     driver.probe(probes(facts), facts.looks_up and facts.role != "kv_producer")
-    facts = _with_unit(facts, driver, look)
+    facts = _with_unit(facts, driver)
     driver.run([Job(name, workload) for name, workload in workloads(of_suite(suite), facts)])
     return first, facts
 
 
-def observed(driver: Driver, evidence: Evidence, facts: EngineFacts, settings: Settings) -> Observed:
-    """What the properties judge."""
+def observed(driver: Driver, facts: EngineFacts, settings: Settings, first: int = 0) -> Observed:
+    """What the properties judge: of the requests from the one of number ``first`` on."""
+    evidence = driver.look()
     if driver.shares is not None:
         evidence = replace(evidence, hook_shares=driver.shares)
     return Observed(
-        driver.seen(evidence), evidence, facts, settings,
+        driver.seen(evidence)[first:], evidence, facts, settings,
         driver.died, driver.deaths, driver.held, driver.resets, driver.resets_known,
         patience=driver.patience, samples=driver.samples,
     )  # fmt: skip
@@ -85,10 +82,10 @@ def probes(facts: EngineFacts) -> list[tuple[int, int]]:
     return [(max(1, length - block), length) for length in tried]
 
 
-def _with_unit(facts: EngineFacts, driver: Driver, look: Look) -> EngineFacts:
+def _with_unit(facts: EngineFacts, driver: Driver) -> EngineFacts:
     if driver.died:
         return facts
-    seen = driver.seen(look())
+    seen = driver.seen(driver.look())
     unit = unit_of(one for one in seen if one.given) or taken_unit(seen)
     return replace(facts, unit=unit)
 
@@ -101,5 +98,5 @@ def facts_of(engine: Engine, store: bool = False) -> EngineFacts:
         block=engine.block_size or 16, budget=known.max_num_batched_tokens or 0, longest=longest,
         seqs=known.max_num_seqs or 0, layers=engine.layers, unit=0, role=engine.role or "",
         looks_up=engine.looks_up or engine.role == "kv_producer", store=store,
-        prefix_caching=known.prefix_caching is not False, images=known.multimodal is not False,
+        images=known.multimodal is not False,
     )  # fmt: skip

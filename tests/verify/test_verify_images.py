@@ -51,7 +51,7 @@ def asked(place: Place) -> Observed:
         driver = Driver(server, Streams(1), server.look)
         jobs = {SOUND: workload, BY_IDS: salted, REFUSED: f"a{facts.longest - 8}#3"}
         driver.run([Job(name, parse(text)) for name, text in jobs.items()])
-        return observed(driver, server.look(), facts, Settings())
+        return observed(driver, facts, Settings())
     finally:
         server.stop()
 

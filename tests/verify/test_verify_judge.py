@@ -160,15 +160,15 @@ def jobs_of(properties: Sequence[Property], facts: EngineFacts = FACTS) -> list[
     return [Job(name, workload) for name, workload in workloads(properties, facts)]
 
 
-def asked(driver: Driver, connector: Connector, jobs: Sequence[Job], facts: EngineFacts = FACTS) -> Observed:
+def asked(driver: Driver, jobs: Sequence[Job], facts: EngineFacts = FACTS) -> Observed:
     """What is seen of a connector that is asked so."""
     driver.run(jobs)
-    return observed(driver, connector.look(), facts, Settings())
+    return observed(driver, facts, Settings())
 
 
 def everything(connector: Connector, facts: EngineFacts = FACTS) -> Observed:
     """What is seen of all that the quick suite asks."""
-    return asked(driver_of(connector), connector, jobs_of(QUICK, facts), facts)
+    return asked(driver_of(connector), jobs_of(QUICK, facts), facts)
 
 
 def verdicts(what: Observed, properties: Sequence[Property] = QUICK) -> dict[str, Verdict]:
@@ -299,7 +299,7 @@ def test_a_key_without_the_model_gives_to_another_model(in_keys: bool, lasts: bo
     connector, facts = Models(), replace(FACTS, other_model=True)
     driver = driver_of(connector)
     jobs = jobs_of([one for one in FULL if one.id == "other-model"], facts)
-    assert verdict_of("other-model", asked(driver, connector, jobs, facts)).answer is answer
+    assert verdict_of("other-model", asked(driver, jobs, facts)).answer is answer
     driver.run([Job("later", parse("a32"))])
     assert connector.model == ""  # what is asked next, asks the model itself
 
@@ -587,7 +587,7 @@ def test_a_part_of_a_longer_piece_is_no_loss() -> None:
             return reply
 
     connector, job = Doubling(), Job("preempted", parse("a112*64^ ; a112+ ; a112*12"))
-    what = asked(driver_of(connector), connector, [job])
+    what = asked(driver_of(connector), [job])
     assert [(one.given, one.taken) for one in what.asked] == [(0, 0), (64, 64), (64, 64)]
     found = verdicts(what)
     assert found["preempted"].answer is found["whole-units"].answer is Answer.PROVED
@@ -693,11 +693,11 @@ def said_alone(connector: Connector) -> dict[str, tuple[Verdict, Verdict]]:
     """What is said of the failures of which something did not come back: at first, and with what came of it
     alone."""
     driver = driver_of(connector)
-    what = asked(driver, connector, jobs_of(QUICK))
+    what = asked(driver, jobs_of(QUICK))
     failures = [
         (one, found) for one, found in zip(QUICK, judged(QUICK, what), strict=True) if found.verdict.alone
     ]
-    alone = AskedAlone(driver, connector.look, FACTS, Settings())
+    alone = AskedAlone(driver, FACTS, Settings())
     failing = alone.failing([(one, found.verdict) for one, found in failures])
     return {one.id: (found.verdict, judged_alone(found, failing[one.id]).verdict) for one, found in failures}
 
@@ -819,7 +819,7 @@ def damaged(connector: Connector, act: Callable[[str], None], *met: str) -> dict
     """What is said where the connector's directory is named, of what has to do with it."""
     facts = replace(FACTS, store=True, met=frozenset(met))
     suite = [one for one in FULL if one.id.startswith("store-") or one.id == "nothing-hangs"]
-    return verdicts(asked(driver_of(connector, act), connector, jobs_of(suite, facts), facts), suite)
+    return verdicts(asked(driver_of(connector, act), jobs_of(suite, facts), facts), suite)
 
 
 def test_a_store_is_whole_again_before_the_next_damage() -> None:
@@ -903,7 +903,7 @@ def test_a_damaged_store_is_told_of_no_other_property() -> None:
 
     connector, facts = Open(), replace(FACTS, store=True, met=frozenset(STORE_ACTS))
     suite = [one for one in FULL if one.id not in ("flat", "other-model")]
-    what = asked(driver_of(connector, connector.becomes), connector, jobs_of(suite, facts), facts)
+    what = asked(driver_of(connector, connector.becomes), jobs_of(suite, facts), facts)
     found = verdicts(what, suite)
     assert not failed(found) and found["restart"].answer is Answer.PROVED
 
@@ -917,7 +917,7 @@ def test_what_hooks_take_of_a_damaged_store_is_not_counted() -> None:
             return replace(super().look(), hook_shares={"save_kv_layer": share})
 
     connector, job = Slow(), Job("store-slow", parse("a96 ; slow a96"))
-    what = asked(driver_of(connector, connector.becomes), connector, [job])
+    what = asked(driver_of(connector, connector.becomes), [job])
     assert what.evidence.hook_shares == {"save_kv_layer": 0.1}
 
 
@@ -989,13 +989,13 @@ def test_a_consumer_with_nothing_to_load_has_proved_nothing() -> None:
 
 def test_a_case_alone_is_judged_by_what_it_asked() -> None:
     connector = Connector()
-    what = asked(driver_of(connector), connector, [Job("case", parse("a96 ; a96"))])
+    what = asked(driver_of(connector), [Job("case", parse("a96 ; a96"))])
     assert [one.stored for one in what.asked] == [0, 96] and what.asked[1].given == 64
 
 
 def smallest_case(connector: Connector, name: str, known: str, patience: float) -> tuple[str, str]:
     (one,) = [found for found in QUICK if found.id == name]
-    shrinker = Shrinker(driver_of(connector), connector.look, FACTS, Settings(), patience)
+    shrinker = Shrinker(driver_of(connector), FACTS, Settings(), patience)
     return shrinker.smallest(one, known)
 
 
@@ -1034,7 +1034,7 @@ def flat(**grows: float) -> Answer:
         for name in ("memory", "descriptors", "threads")
     }
     jobs = jobs_of([one for one in FULL if one.id == "flat"])
-    return verdict_of("flat", asked(driver, connector, jobs)).answer
+    return verdict_of("flat", asked(driver, jobs)).answer
 
 
 def test_what_each_save_leaves_open_is_no_flat_line() -> None:
@@ -1050,13 +1050,13 @@ def test_what_a_restart_forgot_is_no_whole_unit_that_is_missing() -> None:
 
     connector = InMemory()
     jobs = [Job("restart", parse("a96 b96 ; restart a96 b96")), Job("repeated", parse("c96 ; c96"))]
-    found = verdicts(asked(driver_of(connector), connector, jobs), FULL)
+    found = verdicts(asked(driver_of(connector), jobs), FULL)
     assert found["whole-units"].answer is Answer.PROVED
     assert found["restart"].answer is Answer.NOT_OBSERVED and not failed(found)
     # Of a store whose directory the user named it is a failure, also where nothing else was asked.
     connector, facts = InMemory(), replace(FACTS, store=True)
     jobs = [one for one in jobs_of(FULL) if one.name == "restart"]
-    assert "restart" in failed(verdicts(asked(driver_of(connector), connector, jobs, facts), FULL))
+    assert "restart" in failed(verdicts(asked(driver_of(connector), jobs, facts), FULL))
 
 
 def test_a_case_may_name_the_property_that_it_is_of() -> None:
@@ -1067,12 +1067,12 @@ def test_a_case_may_name_the_property_that_it_is_of() -> None:
     )  # fmt: skip
     evidence = Evidence(cast(Any, engine), {})
     driver = Driver(Connector(), Streams(1), lambda: evidence)
-    ask(driver, lambda: evidence, "full", "restart: a96 ; restart a96")
+    ask(driver, "full", "restart: a96 ; restart a96")
     assert [(one.job, one.act) for one in driver.asked] == [("restart", ""), ("restart", "restart")]
     with pytest.raises(VerifyError, match="names no property of suite quick"):
-        ask(driver, lambda: evidence, "quick", "restart: a96 ; restart a96")
+        ask(driver, "quick", "restart: a96 ; restart a96")
     with pytest.raises(VerifyError, match="the server's model takes none"):
-        ask(driver, lambda: evidence, "quick", "a96#1 ; a96#2")
+        ask(driver, "quick", "a96#1 ; a96#2")
 
 
 def test_answers_that_were_compared_with_nothing_are_not_proved() -> None:

@@ -185,12 +185,11 @@ def verify(
     driver = Driver(engine, Streams(secrets.randbits(32) if seed is None else seed), engine.look, _said)
     driver.usage = _usage
     try:
-        _, facts = ask(driver, engine.look, suite)
-        evidence = engine.look()
+        _, facts = ask(driver, suite)
+        what = observed(driver, facts, Settings(share=HOOK_SHARE, all_units=all_units))
     finally:
         engine.stop()
-    settings = Settings(share=HOOK_SHARE, all_units=all_units)
-    return judged(of_suite(suite), observed(driver, evidence, facts, settings))
+    return judged(of_suite(suite), what)
 
 
 def fit(arguments: dict[str, Any]) -> dict[str, Any]:
