@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol
 
-from kvtrace.verify.engine import EngineUnderTest, Reply, RequestToMake
+from kvtrace.verify.engine import Reply, RequestToMake
+from kvtrace.verify.evidence import Evidence, read
+from kvtrace.verify.served import TracedServer
 
 ASKS = {
     "do_remote_decode": True, "do_remote_prefill": False,
@@ -16,20 +18,13 @@ ASKS = {
 """``kv_transfer_params`` of a request to the prefill server, as vLLM's own proxies write them."""
 
 
-class Side(EngineUnderTest, Protocol):
-    """One of the two."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class ServerPair:
-    """What the prefill server answers with (``kv_transfer_params``) goes to the decode server."""
+    """A prefill and a decode server, both traced, read as one. What the first one answers with
+    (``kv_transfer_params``) goes to the second one."""
 
-    def __init__(self, prefill: Side, decode: Side) -> None:
-        self._prefill, self._decode = prefill, decode
-        self._both = prefill, decode
+    def __init__(self, prefill: TracedServer, decode: TracedServer) -> None:
+        decode.salt = prefill.salt  # fingerprints are compared across the two
+        self._prefill, self._decode = self._both = prefill, decode
 
     def start(self) -> None:
         """Raises VerifyError."""
@@ -72,3 +67,12 @@ class ServerPair:
 
     def gone(self) -> str:
         return self._prefill.gone() or self._decode.gone()
+
+    def look(self) -> Evidence:
+        for side in self._both:
+            side.nudge()
+        return read([run for side in self._both for run in side.runs])
+
+    def usage(self) -> Mapping[str, int]:
+        """Of all processes of both."""
+        return dict(sum((Counter(side.usage()) for side in self._both), Counter()))

@@ -9,14 +9,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from kvtrace.trace.config import new_salt
+from kvtrace.verify import child
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.command import address
 from kvtrace.verify.engine import Reply, RequestToMake
+from kvtrace.verify.evidence import Evidence, read
 from kvtrace.verify.http import Client
+from kvtrace.verify.usage import usage
 from kvtrace.words import clean
 
+COPIES = 1024
+"""Blocks of which copies are kept."""
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _LONGEST_PAUSE = 2.0
@@ -162,3 +169,79 @@ class Server:
                 more = [_HEAD.sub("", other).strip() for other in lines[number + 1 : number + 2]]
                 return clean(" ".join([found[0], *more]).strip(), 400)
         return " | ".join(clean(line.strip(), 200) for line in lines[-3:])
+
+
+class TracedServer:
+    """The user's server, traced, as an engine; each start of it has a run directory of its own, and all of
+    them are read as one. Those with the ``other`` command, which has another model, by themselves: the same
+    tokens compute to other KV there."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        directory: Path,
+        patience: float,
+        other: Sequence[str] = (),
+    ) -> None:
+        self._command, self._environ, self._other = command, environ, other
+        self._directory, self._patience = directory, patience
+        self.runs: list[Path] = []
+        self._runs_of_other: list[Path] = []
+        self.salt = new_salt()
+        self._server: Server | None = None
+
+    def start(self, other: bool = False) -> None:
+        """Raises VerifyError."""
+        served, runs = (self._other, self._runs_of_other) if other else (self._command, self.runs)
+        run = self._directory / f"{'other' if other else 'run'}-{len(runs) + 1}"
+        command = child.words(run, COPIES, served)
+        server = Server(command, served, self._directory / "server.log", self._patience)
+        self._server = server
+        runs.append(run)
+        server.start({**self._environ, child.SALT: self.salt.hex()})
+
+    @property
+    def adapters(self) -> int:
+        return self._running.adapters
+
+    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
+        return self._running.ask(requests, patience)
+
+    def reset(self, patience: float) -> bool | None:
+        return self._running.reset(patience)
+
+    @property
+    def other_model(self) -> bool:
+        return bool(self._other)
+
+    def restart(self, other: bool = False) -> None:
+        self.stop()
+        self.start(other)
+
+    def gone(self) -> str:
+        return self._running.gone()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+    def look(self) -> Evidence:
+        """What its spools say now; a step's last records come with the next step."""
+        self.nudge()
+        found = read(self.runs)
+        of_other = read(self._runs_of_other).seen if self._runs_of_other else {}
+        return replace(found, seen={**found.seen, **of_other})
+
+    def nudge(self) -> None:
+        if self._server is not None and not self._server.stopped:
+            self._server.nudge()
+
+    def usage(self) -> Mapping[str, int]:
+        """Of all processes of the server."""
+        return usage(self._running.pid)
+
+    @property
+    def _running(self) -> Server:
+        assert self._server is not None
+        return self._server

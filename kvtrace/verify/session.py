@@ -6,35 +6,29 @@ import os
 import secrets
 import shlex
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvtrace.launch.rundir import RunDir, safe_name, shown
 from kvtrace.ledger.run import Engine
-from kvtrace.trace.config import new_salt
 from kvtrace.trace.format import SPOOL_DIR
-from kvtrace.verify import child, connector, models, shrink
+from kvtrace.verify import connector, models, shrink
 from kvtrace.verify.alone import AskedAlone, CasesAlone, judged_alone
 from kvtrace.verify.answers import Answer, Answered, Number, Result, Stopped, VerifyError
 from kvtrace.verify.command import BLOCKS, option, without_connector
 from kvtrace.verify.drive import Driver, Progress
 from kvtrace.verify.engine import Reply, RequestToMake
-from kvtrace.verify.evidence import Evidence, read
 from kvtrace.verify.judge import judged
 from kvtrace.verify.observed import Arm, EngineFacts, Observed, Question, Settings
 from kvtrace.verify.pair import ServerPair
 from kvtrace.verify.property import FULL, QUICK, Property
 from kvtrace.verify.registry import of_suite
-from kvtrace.verify.served import Server
+from kvtrace.verify.served import Server, TracedServer
 from kvtrace.verify.store import Store
 from kvtrace.verify.suite import ask, observed
-from kvtrace.verify.usage import usage
 from kvtrace.verify.workload import Streams
 
-COPIES = 1024
-"""Blocks of which copies are kept."""
 _MOST_COMPARED = 24
 """Prompts that an engine without the connector is asked."""
 _TURNS = 3
@@ -102,100 +96,6 @@ def parse_share(option: str, text: str) -> float:
     if not 0 <= share <= 10 or (text and not text.strip().endswith("%")):
         raise VerifyError(f"{option} {text!r} is no share", "write a percentage, for example 5%")
     return share
-
-
-class TracedServer:
-    """The user's server, traced, as an engine; each start of it has a run directory of its own, and all of
-    them are read as one. Those with the ``other`` command, which has another model, by themselves: the same
-    tokens compute to other KV there."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        directory: Path,
-        patience: float,
-        other: Sequence[str] = (),
-    ) -> None:
-        self._command, self._environ, self._other = command, environ, other
-        self._directory, self._patience = directory, patience
-        self.runs: list[Path] = []
-        self._runs_of_other: list[Path] = []
-        self.salt = new_salt()
-        self._server: Server | None = None
-
-    def start(self, other: bool = False) -> None:
-        """Raises VerifyError."""
-        served, runs = (self._other, self._runs_of_other) if other else (self._command, self.runs)
-        run = self._directory / f"{'other' if other else 'run'}-{len(runs) + 1}"
-        command = child.words(run, COPIES, served)
-        server = Server(command, served, self._directory / "server.log", self._patience)
-        self._server = server
-        runs.append(run)
-        server.start({**self._environ, child.SALT: self.salt.hex()})
-
-    @property
-    def adapters(self) -> int:
-        return self._running.adapters
-
-    def ask(self, requests: Sequence[RequestToMake], patience: float) -> list[Reply]:
-        return self._running.ask(requests, patience)
-
-    def reset(self, patience: float) -> bool | None:
-        return self._running.reset(patience)
-
-    @property
-    def other_model(self) -> bool:
-        return bool(self._other)
-
-    def restart(self, other: bool = False) -> None:
-        self.stop()
-        self.start(other)
-
-    def gone(self) -> str:
-        return self._running.gone()
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-
-    def look(self) -> Evidence:
-        """What its spools say now; a step's last records come with the next step."""
-        self.nudge()
-        found = read(self.runs)
-        of_other = read(self._runs_of_other).seen if self._runs_of_other else {}
-        return replace(found, seen={**found.seen, **of_other})
-
-    def nudge(self) -> None:
-        if self._server is not None and not self._server.stopped:
-            self._server.nudge()
-
-    def usage(self) -> Mapping[str, int]:
-        """Of all processes of the server."""
-        return usage(self._running.pid)
-
-    @property
-    def _running(self) -> Server:
-        assert self._server is not None
-        return self._server
-
-
-class TracedPair(ServerPair):
-    """A prefill and a decode server, both traced, read as one."""
-
-    def __init__(self, prefill: TracedServer, decode: TracedServer) -> None:
-        super().__init__(prefill, decode)
-        decode.salt = prefill.salt  # fingerprints are compared across the two
-        self._sides = prefill, decode
-
-    def look(self) -> Evidence:
-        for side in self._sides:
-            side.nudge()
-        return read([run for side in self._sides for run in side.runs])
-
-    def usage(self) -> Mapping[str, int]:
-        """Of all processes of both."""
-        return dict(sum((Counter(side.usage()) for side in self._sides), Counter()))
 
 
 def verify(
@@ -325,7 +225,7 @@ class _One:
             self._notes, stopped=driver.stopped or self._stopped,
         )  # fmt: skip
 
-    def _engine(self) -> TracedServer | TracedPair:
+    def _engine(self) -> TracedServer | ServerPair:
         patience, decode = self._options.start_timeout, self._options.decode
         if not decode:
             return TracedServer(self._command, self._environ, self._directory, patience, self._other)
@@ -334,7 +234,7 @@ class _One:
             folder = self._directory / name
             folder.mkdir(mode=0o700)
             sides.append(TracedServer(command, self._environ, folder, patience))
-        return TracedPair(*sides)
+        return ServerPair(*sides)
 
     def _more(
         self, driver: Driver, facts: EngineFacts

@@ -19,7 +19,7 @@ from kvtrace.verify.connector import command
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.observed import Observed, Settings
 from kvtrace.verify.registry import PROPERTIES
-from kvtrace.verify.session import TracedServer
+from kvtrace.verify.served import TracedServer
 from kvtrace.verify.suite import facts_of, observed
 from kvtrace.verify.workload import Streams, parse
 

@@ -23,6 +23,7 @@ class Side:
 
     adapters = 0
     other_model = False
+    salt = b""
 
     def restart(self, other: bool = False) -> None: ...
 
