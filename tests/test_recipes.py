@@ -170,7 +170,7 @@ def test_a_property(copy: Copy) -> None:
     copy.follow("A property of verify")
     printed = copy.python(
         """
-        from kvtrace.verify.judge import workloads
+        from kvtrace.verify.property import workloads
         from kvtrace.verify.observed import EngineFacts
         from kvtrace.verify.registry import of_suite
 

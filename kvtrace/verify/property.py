@@ -1,12 +1,14 @@
-"""What a property is: a row with a statement, the workload that tries it, the judgement of its answers."""
+"""What a property is: a row with a statement, the workload that tries it, the judgement of its answers; and what
+several of them ask, and say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtrace.verify.answers import Verdict
+from kvtrace.verify.answers import Answered, Verdict
 from kvtrace.verify.observed import Asked, EngineFacts, Observed
+from kvtrace.verify.workload import Workload, parse
 
 QUICK, FULL = "quick", "full"
 SUITES = (QUICK, FULL)
@@ -36,3 +38,15 @@ class Property:
     workload: Callable[[EngineFacts], str] = no_workload
     suite: str = QUICK
     shrinks: bool = True
+
+
+def workloads(properties: Sequence[Property], facts: EngineFacts) -> list[tuple[str, Workload]]:
+    """What is asked for each property, as far as it fits into this engine."""
+    texts = [(one.id, one.workload(facts)) for one in properties]
+    asked = [(ident, parse(text).fitting(facts.longest)) for ident, text in texts if text]
+    return [(ident, workload) for ident, workload in asked if workload is not None]
+
+
+def judged(properties: Sequence[Property], what: Observed) -> list[Answered]:
+    """The answers, in the order of the properties. Pure."""
+    return [Answered(one.id, one.title, one.judge(what.of(one.id), what)) for one in properties]

@@ -19,10 +19,9 @@ from kvtrace.verify.answers import Answer, Answered, Number, Result, Stopped, Ve
 from kvtrace.verify.command import BLOCKS, option, without_connector
 from kvtrace.verify.drive import Driver, Progress
 from kvtrace.verify.engine import Reply, RequestToMake
-from kvtrace.verify.judge import judged
 from kvtrace.verify.observed import Arm, EngineFacts, Observed, Question, Settings
 from kvtrace.verify.pair import ServerPair
-from kvtrace.verify.property import FULL, QUICK, Property
+from kvtrace.verify.property import FULL, QUICK, Property, judged
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.served import Server, TracedServer
 from kvtrace.verify.store import Store

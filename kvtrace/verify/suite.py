@@ -7,8 +7,8 @@ from dataclasses import replace
 from kvtrace.ledger.run import Engine, RunError
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.drive import Driver, Job
-from kvtrace.verify.judge import workloads
 from kvtrace.verify.observed import EngineFacts, Observed, Settings, taken_unit, unit_of
+from kvtrace.verify.property import workloads
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.workload import MODEL, STORE_ACTS, parse
 

@@ -23,10 +23,9 @@ from kvtrace.verify.answers import Answer, Answered, Stopped, Verdict, VerifyErr
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence, LayerError, RequestSeen, _hook_shares
-from kvtrace.verify.judge import judged, workloads
 from kvtrace.verify.judging import noise
 from kvtrace.verify.observed import Arm, EngineFacts, Observed, Settings, taken_unit, with_stored
-from kvtrace.verify.property import Property
+from kvtrace.verify.property import Property, judged, workloads
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.session import Options, Small, repeats
 from kvtrace.verify.shrink import Shrinker

@@ -15,8 +15,8 @@ from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence
-from kvtrace.verify.judge import workloads as asked_of
 from kvtrace.verify.observed import EngineFacts
+from kvtrace.verify.property import workloads as asked_of
 from kvtrace.verify.registry import PROPERTIES
 from kvtrace.verify.shrink import workloads
 from kvtrace.verify.workload import FIRST_TOKEN, LAST_TOKEN, Streams, parse

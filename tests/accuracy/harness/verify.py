@@ -16,8 +16,8 @@ from kvtrace.verify.answers import Answered, VerifyError
 from kvtrace.verify.drive import Driver
 from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence, read
-from kvtrace.verify.judge import judged
 from kvtrace.verify.observed import Settings
+from kvtrace.verify.property import judged
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.suite import ask, observed
 from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS
