@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtrace.causes.tables import rows as rows_of
 from kvtrace.grouped import grouped
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.ledger.loads.outcome import LoadOf, LostResumed
@@ -148,7 +148,7 @@ def _read(directory: Path) -> Evidence:
     seen: dict[int, list[RequestSeen]] = defaultdict(list)
     by_tag = {engine.tag: engine for engine in run.engines}
     producers = {engine.tag for engine in run.engines if engine.role == "kv_producer"}
-    for row, one in sorted(enumerate(_rows(run.requests)), key=lambda at: at[1].engine not in producers):
+    for row, one in sorted(enumerate(rows_of(run.requests)), key=lambda at: at[1].engine not in producers):
         number = _NUMBER.search(one.client) or _NUMBER.search(one.id)
         load = loads.get(row)
         if number is None:
@@ -236,13 +236,9 @@ def _ended(run: Run, ends: Sequence[SaveEnd]) -> Mapping[int, int]:
     """Row of a request -> token-layers of its prompt that ended in one of these ways."""
     lost = run.lost[run.lost["ended"].isin(ends) & (run.lost["phase"] == "prefill")]
     found: dict[int, int] = defaultdict(int)
-    for one in _rows(lost):
+    for one in rows_of(lost):
         found[one.request] += (one.end - one.start) * one.pairs
     return found
-
-
-def _rows(table: Any) -> Any:
-    return table.itertuples(index=False)
 
 
 def _scan(path: Path) -> SpoolScan | None:

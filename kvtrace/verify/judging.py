@@ -8,6 +8,7 @@ from typing import Any
 
 from kvtrace.ledger.ends import NOT_ARRIVED, LoadEnd
 from kvtrace.verify.answers import Number, Verdict, failed, not_applicable, not_observed, proved
+from kvtrace.verify.engine import Reply
 from kvtrace.verify.observed import MOST_APART, Asked, Observed
 from kvtrace.words import count, listed, percent, plural
 
@@ -210,19 +211,21 @@ def other_answers(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, s
             continue
         known = right(one, what)
         if known and not any(_same(one, other, what) for other in known):
-            found.append((one, _first_difference(one, known[0])))
+            at = _first_difference(one, known[0]) or 0
+            who = f"{one.id} ({one.prompt.length} tokens, {one.given} loaded)"
+            found.append((one, f"{who}: token {at + 1} of its answer is another"))
     return found
 
 
-def right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
+def right(one: Asked, what: Observed) -> list[Reply]:
     """The answers that are right: without a connector, else of the requests that computed it all. None where
     the engine alone gives more than one."""
     arm = what.reference.get(one.question)
     if arm is not None:
-        return [(reply.tokens, reply) for reply in arm.replies if reply.tokens] if arm.steady else []
+        return [reply for reply in arm.replies if reply.tokens] if arm.steady else []
     asker = one.prompt.asker[1:]
     return [
-        (other.reply.tokens, other.reply)
+        other.reply
         for other in (what.of(one.job) if any(asker) else what.plain)
         if other is not one
         and other.prompt.asker[1:] == asker
@@ -235,16 +238,14 @@ def right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
     ]
 
 
-def _same(one: Asked, other: tuple[tuple[int, ...], object], what: Observed) -> bool:
+def _same(one: Asked, other: Reply, what: Observed) -> bool:
     """Whether the answers are equal, or differ first where the best two tokens are as good as equal."""
-    tokens, reply = other
-    at = next((i for i, (a, b) in enumerate(zip(one.reply.tokens, tokens, strict=False)) if a != b), None)
+    at = _first_difference(one, other)
     if at is None:
         return True
-    logprobs = getattr(reply, "logprobs", ())
-    if at >= len(logprobs):
+    if at >= len(other.logprobs):
         return False
-    own, best = logprobs[at]
+    own, best = other.logprobs[at]
     theirs = best.get(one.reply.tokens[at])
     return theirs is not None and own - theirs <= tie(what)
 
@@ -267,12 +268,10 @@ def tie(what: Observed) -> float:
     return 2 * most + 1e-4
 
 
-def _first_difference(one: Asked, other: tuple[tuple[int, ...], object]) -> str:
-    pairs = zip(one.reply.tokens, other[0], strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
-    return (
-        f"{one.id} ({one.prompt.length} tokens, {one.given} loaded): token {at + 1} of its answer is another"
-    )
+def _first_difference(one: Asked, other: Reply) -> int | None:
+    """The place of the first token that is another one; None: there is none."""
+    pairs = zip(one.reply.tokens, other.tokens, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def unanswered(asked: Sequence[Asked], what: Observed) -> Verdict | None:

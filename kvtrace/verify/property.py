@@ -1,5 +1,5 @@
-"""What a property is: a row with a statement, the workload that tries it, the judgement of its answers; and what
-several of them ask, and say."""
+"""What a property is: a row with a statement, the workload that tries it, the judgement of its answers;
+and what several of them ask, and say."""
 
 from __future__ import annotations
 

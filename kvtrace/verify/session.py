@@ -171,12 +171,11 @@ class _One:
         self._command, self._other = list(options.command), list[str]()
         small = options.small
         if small is not None:
-            known = kind or ("" if small.model else models.FIRST)
-            model = models.make(known) if known or small.model is None else small.model
-            blocks = models.KINDS[known].blocks if known else models.MANY_BLOCKS
+            model = models.make(kind) if kind or small.model is None else small.model
+            blocks = models.KINDS[kind].blocks if kind else models.MANY_BLOCKS
             self._command = connector.command(small.connector, small.config, model, blocks)
-            if options.suite == FULL and known:
-                other = models.make(known, other=True)
+            if options.suite == FULL and kind:
+                other = models.make(kind, other=True)
                 self._other = [str(other) if word == str(model) else word for word in self._command]
             self._environ |= connector.environ(os.environ)
 
