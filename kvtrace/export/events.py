@@ -15,6 +15,7 @@ from kvtrace.export.tables import BOOL, EVENTS, INT, STEPS, TEXT, ColumnSpec
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
+    MODES,
     NONE_ANSWER,
     STEP_MASK,
     STEP_SHIFT,
@@ -36,7 +37,6 @@ EXPORTED = (
     Kind.GROWN,
 )  # fmt: skip
 """Kinds that are events. Others hold digests, slots, block ids and texts."""
-MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 _SIDES = {int(role): role.name.lower() for role in Role}
 SKIPS = {int(skip): skip.name for skip in Skip}
 WAYS = {int(way): way.name.lower().replace("_", " ") for way in Way}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvtrace.export.events import MODES, SKIPS, WAYS, flag_words
+from kvtrace.export.events import SKIPS, WAYS, flag_words
 from kvtrace.export.frame import shown
 from kvtrace.export.lives import Life, NumberedEntry, lives
 from kvtrace.export.run import Opened, SpoolProcess
@@ -17,7 +17,7 @@ from kvtrace.export.trace_file import TraceFile, Value, Values, WrittenTimeline
 from kvtrace.ledger import Progress, unwatched
 from kvtrace.ledger.run import Worker
 from kvtrace.trace import hooks, ops, rows
-from kvtrace.trace.format import DETAIL_IS_OP, STEP_MASK, STEP_SHIFT, Dispatch, Flag, Kind, Role
+from kvtrace.trace.format import DETAIL_IS_OP, MODES, STEP_MASK, STEP_SHIFT, Dispatch, Flag, Kind, Role
 from kvtrace.trace.reader import Records
 
 Names = Mapping[int, str]

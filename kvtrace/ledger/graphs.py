@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtrace.ledger.run import Engine, Run, Worker
+from kvtrace.trace.format import MODES
 
-MODES = {-1: "unknown", 0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 DEFAULT = "default"
 NONE = "NONE"
 _FULL = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")

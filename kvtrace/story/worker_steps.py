@@ -9,10 +9,8 @@ from kvtrace.ledger.run import Engine, Worker
 from kvtrace.story.records import Source, step_rows
 from kvtrace.story.story import HookCalls, RankStep
 from kvtrace.trace import hooks, ops, rows
-from kvtrace.trace.format import DETAIL_IS_OP, Dispatch, Flag, Role, Skip
+from kvtrace.trace.format import DETAIL_IS_OP, MODES, Dispatch, Flag, Role, Skip
 from kvtrace.trace.reader import SpoolError, layers_in
-
-MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 
 
 def on_ranks(

@@ -181,6 +181,10 @@ class Skip(IntEnum):
     """KV-cache update ops: vLLM never calls the connector there."""
 
 
+MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
+"""CUDA-graph modes by vLLM's numbers for them, as OP and EXEC have them."""
+
+
 class Stop(IntEnum):
     """TRAILER: why this process stopped recording."""
 
