@@ -24,6 +24,13 @@ def real_step(step: Array) -> Mask:
     return result
 
 
+def spent(t0: Array, t1: Array) -> Array:
+    """Nanoseconds from `t0` to `t1`. A corrupt record can hold any pair of times: the difference is bounded,
+    not trusted."""
+    result: Array = np.clip(t1.astype(float) - t0.astype(float), 0, 2.0**62).astype(np.int64)
+    return result
+
+
 def of_engine(steps: Array, tag: int) -> Array:
     """Those of one engine."""
     result: Array = steps[(steps >> STEP_SHIFT) == tag]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtrace.ledger.steps import real_step
+from kvtrace.ledger.steps import real_step, spent
 from kvtrace.trace import rows
 from kvtrace.trace.blocks import Records
 from kvtrace.trace.format import DETAIL_IS_OP, STEP_SHIFT, Flag, Kind
@@ -122,8 +122,7 @@ class Counts:
     def _hook_calls(self, table: Records) -> None:
         call = rows.columns(rows.HookCall, table)
         codes = rows.code(call.head)
-        # A corrupt record can hold any pair of times: the difference is bounded, not trusted.
-        spans = np.clip(call.t1.astype(np.float64) - call.t0.astype(np.float64), 0, 2.0**62).astype(np.int64)
+        spans = spent(call.t0, call.t1)
         raised = (rows.flags(call.head) & Flag.RAISED) != 0
         for code in np.unique(codes).tolist():
             here = codes == code

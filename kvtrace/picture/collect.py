@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.run import Engine, Span, Worker
-from kvtrace.ledger.steps import Array, locate, real_step
+from kvtrace.ledger.steps import Array, locate, real_step, spent
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, SPOOL_DIR, STEP_SHIFT, Flag, Role, Skip
 from kvtrace.trace.reader import Records, Spool, SpoolError, layers_in
@@ -89,10 +89,10 @@ def executions(run_dir: Path, worker: Worker) -> Runs:
     dummy = (rows.flags(ran.head) & Flag.DUMMY) != 0
     mine = real_step(ran.step) & ((ran.step >> STEP_SHIFT) == worker.engine) & ~dummy
     steps, first = np.unique(ran.step[mine], return_index=True)
-    spent = np.clip(ran.t1.astype(float) - ran.t0.astype(float), 0, 2.0**62).astype(np.int64)
     flags: Array = rows.flags(ran.head)
     return Runs(
-        steps=steps, t0=ran.t0[mine][first], spent=spent[mine][first], tokens=ran.tokens[mine][first],
+        steps=steps, t0=ran.t0[mine][first], spent=spent(ran.t0, ran.t1)[mine][first],
+        tokens=ran.tokens[mine][first],
         modes=ran.mode[mine][first], marks=flags[mine][first], dummies=np.sort(ran.t0[dummy]),
     )  # fmt: skip
 
@@ -124,15 +124,15 @@ def _collect(run_dir: Path, worker: Worker, steps: Array, ran: Runs) -> WorkerMa
     marks: Marks = np.zeros((max(1, len(worker.kv_layers)), len(steps)), dtype=np.uint16)
     at, inside = locate(steps, ran.steps)
     at = at[inside]
-    t0, spent, tokens, in_hooks = (np.zeros(len(steps), dtype=np.int64) for _ in range(4))
-    t0[at], spent[at], tokens[at] = ran.t0[inside], ran.spent[inside], ran.tokens[inside]
+    t0, took, tokens, in_hooks = (np.zeros(len(steps), dtype=np.int64) for _ in range(4))
+    t0[at], took[at], tokens[at] = ran.t0[inside], ran.spent[inside], ran.tokens[inside]
     marks[:, at] |= EXECUTED
     marks[:, at[ran.modes[inside] == _FULL_MODE]] |= FULL
     marks[:, at[((ran.marks[inside] & Flag.NO_FORWARD) != 0) | (ran.tokens[inside] == 0)]] |= NO_FORWARD
     filling = _Filling(worker, steps, marks, in_hooks)
     for chunk, names in _chunks(run_dir, worker):
         filling.add(chunk, names)
-    return WorkerMarks(worker, marks, t0, spent, in_hooks, tokens, ran.dummies)
+    return WorkerMarks(worker, marks, t0, took, in_hooks, tokens, ran.dummies)
 
 
 def _chunks(run_dir: Path, worker: Worker) -> Iterator[tuple[Records, Mapping[int, str]]]:
@@ -189,8 +189,7 @@ class _Filling:
         worker = rows.role(call.head) == Role.WORKER
         at, known = locate(self._steps, call.step)
         timed = worker & known & np.isin(code, _IN_STEP)
-        spent = np.clip(call.t1.astype(float) - call.t0.astype(float), 0, 2.0**62).astype(np.int64)
-        np.add.at(self._in_hooks, at[timed], spent[timed])
+        np.add.at(self._in_hooks, at[timed], spent(call.t0, call.t1)[timed])
         row = self._row(call.layer, names)
         saves = worker & ((code == _SAVE) | (code == _WAIT)) & ((flags & Flag.NO_METADATA) == 0)
         called = saves & (code == (_SAVE if self._per_layer else _WAIT))
