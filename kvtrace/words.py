@@ -41,9 +41,13 @@ def count(value: float) -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """``1 step``, ``212 steps``."""
+    """``1 step``, ``212 steps``, ``3 processes``, ``2 properties``."""
     shown = count(number)
-    return f"{shown} {noun}{'' if shown == '1' else 's'}"
+    if shown == "1":
+        return f"1 {noun}"
+    if noun.endswith("s"):
+        return f"{shown} {noun}es"
+    return f"{shown} {noun[:-1]}ies" if noun.endswith("ty") else f"{shown} {noun}s"
 
 
 def percent(part: float, whole: float = 1.0) -> str:

@@ -10,6 +10,8 @@ from kvtrace.words import capital, count, duration, listed, of_all, percent, plu
 def test_counts_and_nouns() -> None:
     assert (count(2210), count(58720), count(1234567.4)) == ("2 210", "58 720", "1 234 567.4")
     assert (plural(1, "step"), plural(2, "step"), plural(1.04, "step")) == ("1 step", "2 steps", "1 step")
+    assert (plural(1, "process"), plural(3, "process")) == ("1 process", "3 processes")
+    assert (plural(2, "property"), plural(2, "key")) == ("2 properties", "2 keys")
     assert (of_all(2, 2, "x"), of_all(1, 1, "x"), of_all(1, 3, "x")) == (
         "all 2 xs",
         "the only x",

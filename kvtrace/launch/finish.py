@@ -18,6 +18,7 @@ from kvtrace.launch.rundir import REPORT_FILE, RunDir, shown
 from kvtrace.launch.say import say
 from kvtrace.regular import open_regular
 from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, unpack_header_block
+from kvtrace.words import plural
 
 NOTHING_TRACED = 2
 _MANY = 6
@@ -71,7 +72,7 @@ def why_nothing(outcome: ChildEnd, table: ProcessTable) -> str:
         kind = "vLLM" if obstacle.vllm else "Python"
         return f"nothing was traced: {kind} ran as pid {obstacle.pid}, but {obstacle.obstacle}"
     if not vllm:
-        line = f"nothing was traced: no vLLM process was seen among {_count(len(table.processes))}"
+        line = f"nothing was traced: no vLLM process was seen among {plural(len(table.processes), 'process')}"
         if outcome.code:
             return f"{line}; the command {ended}, its own output says why"
         return (
@@ -95,10 +96,6 @@ def pid_in(spool: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return pid if isinstance(pid, int) else None
-
-
-def _count(processes: int) -> str:
-    return "1 process" if processes == 1 else f"{processes} processes"
 
 
 def _pids(processes: list[RunProcess]) -> str:

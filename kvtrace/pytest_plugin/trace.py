@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvtrace.errors import KvtraceError
 from kvtrace.pytest_plugin.measured import Measured
 from kvtrace.terms import FAULT, LOADED, NOTE, SAVED, SEVERITIES, severity_order, severity_word
+from kvtrace.words import plural
 
 if TYPE_CHECKING:
     from kvtrace.ledger.run import Run
@@ -166,7 +167,7 @@ class Trace:
             if severity_order(one["severity"]) <= severity_order(severity) and one["id"] not in allowed
         ]
         if bad:
-            head = f"{len(bad)} finding{'' if len(bad) == 1 else 's'} that the test does not allow"
+            head = f"{plural(len(bad), 'finding')} that the test does not allow"
             raise AssertionError("\n".join([f"{head}: {', '.join(bad)}", *self._lines(set(bad))]))
 
     def assert_coverage(

@@ -160,7 +160,7 @@ def _traced(report: Report) -> str:
     """``4 of 4 vLLM processes traced``."""
     of_vllm = [one for one in report["run"]["processes"] if one["agent"] or one["role"] != "other"]
     traced = sum(one["agent"] for one in of_vllm)
-    return f"{traced} of {plural(len(of_vllm), 'vLLM process')} traced".replace("processs", "processes")
+    return f"{traced} of {plural(len(of_vllm), 'vLLM process')} traced"
 
 
 def _vllm(report: Report) -> str:

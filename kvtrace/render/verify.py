@@ -37,7 +37,7 @@ def verify_page(result: Result) -> Page:
         f"{sum(one.verdict.answer is answer for one in result.answers)} {answer.value}" for answer in Answer
     ]
     bad = len(result.failed)
-    says = f"{bad} of {plural(number, 'property')}".replace("propertys", "properties")
+    says = f"{bad} of {plural(number, 'property')}"
     passed = f"no property failed: {', '.join(counts)}"
     badge = Badge("PASSED", passed, "passed")
     if bad:
