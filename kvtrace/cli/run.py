@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from kvtrace.errors import KvtraceError
-from kvtrace.trace.config import TIMINGS, WATCHES, AgentConfig
+from kvtrace.trace.config import TIMINGS, WATCHES, AgentConfig, new_salt
 
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -168,12 +168,14 @@ def run(
     if not command:
         raise KvtraceError("no command", "write kvtrace run -- vllm serve MODEL ...")
     adapter = parse_name("--metadata-adapter", metadata_adapter, "function", "mine.kv:kv_entries")
-    options = RunOptions(
-        command, output, name, parse_size(limit), one_of("--device-timing", device_timing, TIMINGS),
-        AgentConfig.budget if budget is None else parse_number("--budget", budget) / 100,
-        one_of("--watch", watch, WATCHES), adapter, keep_messages, keep_settings,
+    agent = AgentConfig(
+        Path(), new_salt(),
+        limit_bytes=parse_size(limit),
+        device_timing=one_of("--device-timing", device_timing, TIMINGS),
+        budget=AgentConfig.budget if budget is None else parse_number("--budget", budget) / 100,
+        watch=one_of("--watch", watch, WATCHES),
+        metadata_adapter=adapter, keep_messages=keep_messages, keep_settings=keep_settings,
         credit=AgentConfig.credit if budget is None else 0.0,
-        stuck_after=parse_number("--stuck-after", stuck_after),
-        sample=round(parse_number("--sample", sample)),
     )  # fmt: skip
-    raise typer.Exit(run_session(options))
+    stuck, rate = parse_number("--stuck-after", stuck_after), parse_number("--sample", sample)
+    raise typer.Exit(run_session(RunOptions(command, agent, output, name, stuck, round(rate))))

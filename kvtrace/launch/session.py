@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvtrace.launch import environment, finish
@@ -26,7 +26,7 @@ from kvtrace.launch.say import say
 from kvtrace.launch.status import Status, at_a_terminal
 from kvtrace.launch.stuck import StuckWatch
 from kvtrace.trace import mask
-from kvtrace.trace.config import AgentConfig, new_salt
+from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.format import SPOOL_DIR
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -36,36 +36,17 @@ _GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user asked for. From ``limit_bytes`` to ``copies``: as in
-    :class:`~kvtrace.trace.config.AgentConfig`."""
+    """What the user asked for."""
 
     command: Sequence[str]
+    agent: AgentConfig
+    """How it is recorded; the run's directory and its name are put in when there are any."""
     output: Path | None = None
     name: str | None = None
-    limit_bytes: int = AgentConfig.limit_bytes
-    device_timing: str = AgentConfig.device_timing
-    budget: float = AgentConfig.budget
-    watch: str = AgentConfig.watch
-    metadata_adapter: str = AgentConfig.metadata_adapter
-    keep_messages: bool = AgentConfig.keep_messages
-    keep_settings: bool = AgentConfig.keep_settings
-    copies: int = AgentConfig.copies
-    credit: float = AgentConfig.credit
-    salt: bytes = b""
-    """Key of the run's digests, where several runs are to be read as one; b"" makes a new one."""
     stuck_after: float = 30.0
     """Seconds without a record after which a process is looked at; 0: only where a signal asks."""
     sample: int = 0
     """Samples per second of each worker's and engine core's profile; 0: none is recorded."""
-
-    def agent(self, run_dir: Path, run: str) -> AgentConfig:
-        """The agent's configuration for a run of that name, under a new key."""
-        return AgentConfig(
-            run_dir, self.salt or new_salt(), run,
-            self.limit_bytes, self.device_timing, self.budget, self.watch, self.metadata_adapter,
-            self.keep_messages, self.keep_settings,
-            copies=self.copies, credit=self.credit,
-        )  # fmt: skip
 
 
 def run(options: RunOptions) -> int:
@@ -104,7 +85,7 @@ class _Session:
         self._command = options.command
         foreign = not runs_in_our_environment(program, options.command, os.environ)
         self._overlay = make_overlay(rundir.path / OVERLAY, with_agent=foreign)
-        agent = options.agent(rundir.path, name)
+        agent = replace(options.agent, dir=rundir.path, run=name)
         mask.use(agent.salt, agent.keep_settings)
         config = agent.to_text()
         self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)

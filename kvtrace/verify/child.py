@@ -24,20 +24,13 @@ def main() -> int:
     from kvtrace.errors import KvtraceError
     from kvtrace.launch.say import say
     from kvtrace.launch.session import RunOptions, run
+    from kvtrace.trace.config import AgentConfig
 
     directory, copies, *command = sys.argv[1:]
-    options = RunOptions(
-        command,
-        Path(directory),
-        "verify",
-        budget=1.0,
-        watch="full",
-        stuck_after=0.0,
-        copies=int(copies),
-        salt=bytes.fromhex(os.environ.pop(SALT, "")),
-    )
+    salt = bytes.fromhex(os.environ.pop(SALT))
+    agent = AgentConfig(Path(directory), salt, budget=1.0, watch="full", copies=int(copies))
     try:
-        return run(options)
+        return run(RunOptions(command, agent, Path(directory), "verify", stuck_after=0.0))
     except KvtraceError as error:
         say(str(error))
         return error.exit_code

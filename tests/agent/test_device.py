@@ -19,7 +19,6 @@ from kvtrace.agent.hooks import device as device_module
 from kvtrace.agent.hooks import wrappers
 from kvtrace.agent.hooks.device import Device
 from kvtrace.agent.state import AGENT
-from kvtrace.launch.session import RunOptions
 from kvtrace.trace import hooks
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.config import AgentConfig
@@ -438,7 +437,7 @@ def test_past_the_size_limit_no_step_is_timed(trace: Any, cuda: Cuda) -> None:
 
 
 def test_settings_reach_the_agent(tmp_path: Path) -> None:
-    options = RunOptions(["vllm"], None, None, 1 << 20, "full", 0.05)
-    config = AgentConfig.from_text(options.agent(tmp_path, "n").to_text())
+    given = AgentConfig(tmp_path, b"k" * 16, "n", 1 << 20, "full", 0.05)
+    config = AgentConfig.from_text(given.to_text())
     assert (config.dir, config.run, config.limit_bytes) == (tmp_path, "n", 1 << 20)
     assert (config.device_timing, config.budget) == ("full", 0.05)
