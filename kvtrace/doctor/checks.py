@@ -111,12 +111,13 @@ def targets(found: DoctorFacts) -> Iterator[Line]:
     read = [one for one in found.targets if not one.hooked and one.expected and one.problems]
     for one in missing:
         yield Line(
-            "targets", WARNING, f"{one.id} will not be hooked: {'; '.join(one.problems)}",
+            "targets", WARNING, f"{one.target.id} will not be hooked: {'; '.join(one.problems)}",
             "what it would have shown is not observed; see docs/concepts.md",
         )  # fmt: skip
     if read:
+        names = listed(one.target.id for one in read)
         yield Line(
-            "targets", WARNING, f"names that kvtrace reads are not there: {listed(one.id for one in read)}",
+            "targets", WARNING, f"names that kvtrace reads are not there: {names}",
             "what they tell is not observed; a newer kvtrace may know this vLLM",
         )  # fmt: skip
     if due and not missing and not read:

@@ -10,25 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvtrace.agent import targets
 from kvtrace.agent.preflight import facts
 from kvtrace.agent.preflight.facts import Class, CommandLine, ExtraKeys, Parsed, Planned, Python
 from kvtrace.doctor import child, places, spy, vllm_sources
 from kvtrace.doctor.child import LookStep
 from kvtrace.doctor.command import ServeCommand, read_command
 from kvtrace.doctor.places import PlaceSeen
+from kvtrace.doctor.vllm_sources import FoundTarget
 from kvtrace.launch.errors import LaunchError, reason
 from kvtrace.trace.facts import D
-
-
-@dataclass(frozen=True)
-class TargetCheck:
-    """A row of the agent's tables against vLLM's sources. ``hooked``: else it is only read."""
-
-    id: str
-    expected: bool
-    problems: tuple[str, ...]
-    hooked: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class DoctorFacts:
     connector: str = ""
     kvtrace: str = ""
     steps: Mapping[str, LookStep] = field(default_factory=dict)
-    targets: tuple[TargetCheck, ...] | None = None
+    targets: list[FoundTarget] | None = None
     places: tuple[tuple[str, PlaceSeen], ...] = ()
     """(class of the connector whose configuration names it, what is there)"""
     spy: str | None = None
@@ -116,20 +106,16 @@ def gather(
     return replace(found, targets=_targets(found), places=tuple(_places(found)), spy=spy.may_look())
 
 
-def _targets(found: DoctorFacts) -> tuple[TargetCheck, ...] | None:
+def _targets(found: DoctorFacts) -> list[FoundTarget] | None:
     folder = found.python.folder if found.python else None
     version = vllm_sources.parse_version(found.vllm)
     if folder is None or not version:
         return None
     try:
         read = vllm_sources.open_sources(Path(os.path.dirname(folder)))
-        rows = vllm_sources.check(read, version)
+        return vllm_sources.check(read, version)
     except (vllm_sources.NoVllm, OSError, SyntaxError, ValueError):
         return None
-    return tuple(
-        TargetCheck(row.target.id, row.expected, row.problems, isinstance(row.target, targets.Target))
-        for row in rows
-    )
 
 
 def _places(found: DoctorFacts) -> list[tuple[str, PlaceSeen]]:

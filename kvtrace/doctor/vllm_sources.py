@@ -34,6 +34,11 @@ class FoundTarget:
     expected: bool
     problems: tuple[str, ...]
 
+    @property
+    def hooked(self) -> bool:
+        """Else it is only read."""
+        return isinstance(self.target, Target)
+
 
 def open_sources(path: Path) -> Read:
     """A reader of the sources at ``path``.

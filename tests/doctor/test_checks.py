@@ -19,12 +19,15 @@ from kvtrace.agent.preflight.facts import (
     Python,
     Signature,
 )
+from kvtrace.agent.reads import Reads
+from kvtrace.agent.targets import Target
 from kvtrace.doctor import checks, class_checks, place_checks
 from kvtrace.doctor.answer import DoctorAnswer, Level, Line
 from kvtrace.doctor.child import LookStep
 from kvtrace.doctor.command import ServeCommand
-from kvtrace.doctor.gather import DoctorFacts, TargetCheck
+from kvtrace.doctor.gather import DoctorFacts
 from kvtrace.doctor.places import ConfigPlace, PlaceSeen
+from kvtrace.doctor.vllm_sources import FoundTarget
 from kvtrace.launch.spy import FORBIDDEN, MISSING
 from kvtrace.render.doctor import doctor_page
 from kvtrace.render.markdown import markdown
@@ -77,9 +80,14 @@ def facts_with(
         facts.ENGINE: asdict(engine),
     }
     whole = {name: LookStep("done", json.loads(json.dumps(one))) for name, one in found.items()}
-    targets = (TargetCheck("scheduler", True, (), True), TargetCheck("older", False, ("no module x",), True))
+    targets = [hooked("scheduler"), replace(hooked("older", "no module x"), expected=False)]
     given: dict[str, Any] = {"targets": targets, "spy": "", "kvtrace": "0.1.0", **others}
     return DoctorFacts(given.pop("command", COMMAND), steps={**whole, **(steps or {})}, **given)
+
+
+def hooked(ident: str, *problems: str) -> FoundTarget:
+    """A place that the agent hooks."""
+    return FoundTarget(Target(ident, "", "", "", print), True, problems)
 
 
 def of_class(**fields: Any) -> DoctorFacts:
@@ -166,12 +174,12 @@ CASES: dict[Check, dict[str, tuple[DoctorFacts, Level, str]]] = {
     },
     checks.targets: {
         "a target is missing": (
-            facts_with(targets=(TargetCheck("scheduler", True, ("no Scheduler",), True),)),
+            facts_with(targets=[hooked("scheduler", "no Scheduler")]),
             WARNING,
             "no Scheduler",
         ),
         "a name is missing": (
-            facts_with(targets=(TargetCheck("request", True, ("no x",), False),)),
+            facts_with(targets=[FoundTarget(Reads("request", "", (), ""), True, ("no x",))]),
             WARNING,
             "request",
         ),
