@@ -182,4 +182,4 @@ def _used(maps: Sequence[Map], spans: Sequence[Span], prompt: Mapping[int, int])
 def _renumbered(one: Map, numbers: Mapping[int, int]) -> Map:
     mixes = [[numbers[v] if at % 2 == 0 else v for at, v in enumerate(mix)] for mix in one.mixes]
     counts = [[numbers[kind], total] for kind, total in one.counts]
-    return Map(**{**vars(one), "mixes": mixes, "counts": counts})
+    return replace(one, mixes=mixes, counts=counts)

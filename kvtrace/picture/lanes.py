@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from kvtrace.ledger.run import Run, Span
 from kvtrace.picture import kinds
-from kvtrace.picture.picture import Bar, Lane, Mark
+from kvtrace.picture.picture import Bar, CellKind, Lane, Mark
 from kvtrace.trace import rows
 from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Flag
 from kvtrace.words import count
@@ -31,27 +32,15 @@ class Timed:
     status: str = ""
 
 
-@dataclass
-class _StepOutcome:
-    """What became of one prefill chunk: token-layers by kind."""
-
-    kinds: dict[int, int] = field(default_factory=dict)
-
-    def kind(self) -> int:
-        worst = kinds.KINDS[next(iter(self.kinds))]
-        for kind in self.kinds:
-            worst = kinds.worse(worst, kinds.KINDS[kind])
-        return kinds.NUMBER[worst]
-
-    def share(self) -> float:
-        """How much of it was saved."""
-        saved = sum(n for kind, n in self.kinds.items() if kinds.KINDS[kind].state in kinds.SAVED_STATES)
-        return saved / max(1, sum(self.kinds.values()))
+def _share(outcome: Counter[CellKind]) -> float:
+    """How much of it was saved."""
+    saved = sum(n for kind, n in outcome.items() if kind.state in kinds.SAVED_STATES)
+    return round(saved / max(1, outcome.total()), 4)
 
 
 def _bars(
     records: Iterable[Timed],
-    outcomes: Mapping[int, _StepOutcome],
+    outcomes: Mapping[int, Counter[CellKind]],
     steps: Mapping[int, Step],
     numbers: Mapping[int, int],
 ) -> list[Bar]:
@@ -59,10 +48,10 @@ def _bars(
     found = []
     for one in records:
         if isinstance(one.row, rows.Chunk) and one.row.step in steps:
-            step, outcome = one.row.step, outcomes.get(one.row.step)
-            kind = numbers[outcome.kind() if outcome else kinds.NUMBER[kinds.AGAIN]]
+            step, outcome = one.row.step, outcomes.get(one.row.step, Counter())
+            kind = reduce(kinds.worse, outcome) if outcome else kinds.AGAIN
             where = (*steps[step], step & STEP_MASK, one.row.start, one.row.start + one.row.tokens)
-            found.append(Bar(*where, kind, round(outcome.share(), 4) if outcome else 0.0))
+            found.append(Bar(*where, numbers[kinds.NUMBER[kind]], _share(outcome)))
     return found
 
 
@@ -119,15 +108,13 @@ def _few(marks: list[Mark]) -> list[Mark]:
     return marks if len(marks) <= MOST_MARKS else [*marks[: MOST_MARKS - 1], marks[-1]]
 
 
-def _step_outcomes(spans: Sequence[Span]) -> dict[int, dict[int, _StepOutcome]]:
-    """Row of a request -> step -> what became of its tokens."""
-    found: dict[int, dict[int, _StepOutcome]] = defaultdict(dict)
+def _step_outcomes(spans: Sequence[Span]) -> dict[int, dict[int, Counter[CellKind]]]:
+    """Row of a request -> step -> what became of its tokens: token-layers by kind."""
+    found: dict[int, dict[int, Counter[CellKind]]] = defaultdict(lambda: defaultdict(Counter))
     for span in spans:
-        if span.step <= 0 or span.chunk < 0:
-            continue
-        outcome = found[span.request].setdefault(span.step, _StepOutcome())
-        kind = kinds.NUMBER[kinds.of_outcome(span.outcome)]
-        outcome.kinds[kind] = outcome.kinds.get(kind, 0) + (span.end - span.start) * len(span.pairs)
+        if span.step > 0 and span.chunk >= 0:
+            kind = kinds.of_outcome(span.outcome)
+            found[span.request][span.step][kind] += (span.end - span.start) * len(span.pairs)
     return found
 
 
