@@ -8,6 +8,7 @@ import typer
 
 from kvtrace.cli.output import emit
 from kvtrace.cli.progress import progress_bar
+from kvtrace.cli.run import one_of
 from kvtrace.export.write import BY_NAME, Destination
 
 
@@ -25,15 +26,10 @@ def export(
     force: bool = typer.Option(False, "--force", help="Replace what an earlier export left there."),
 ) -> None:
     """Write a run, or a part of it, for other programs."""
-    from kvtrace.errors import KvtraceError
     from kvtrace.export.run import open_run
     from kvtrace.export.selection import Wanted, parse_steps
 
-    chosen = BY_NAME.get(format)
-    if chosen is None:
-        raise KvtraceError(
-            f"--format {ascii(format)[:40]} is not known", f"write one of {', '.join(BY_NAME)}"
-        )
+    chosen = BY_NAME[one_of("--format", format, tuple(BY_NAME))]
     chosen.check()
     run = open_run(path, Wanted(parse_steps(steps), layers, request))
     place = Path(output) if output else chosen.place(run)

@@ -36,7 +36,6 @@ class ExportFormat:
     written, in words."""
 
     name: str
-    help: str
     suffix: str
     write: Callable[[Destination], str]
     needs: str = ""
@@ -89,8 +88,8 @@ def _tables(target: Destination, write: _Write) -> str:
 
 
 FORMATS = (
-    ExportFormat("perfetto", "a timeline for ui.perfetto.dev", ".pftrace", _perfetto),
-    ExportFormat("parquet", "tables for DuckDB, Ray, Spark", "-parquet", _parquet, "pyarrow"),
-    ExportFormat("csv", "a file a table", "-csv", _csv),
+    ExportFormat("perfetto", ".pftrace", _perfetto),
+    ExportFormat("parquet", "-parquet", _parquet, "pyarrow"),
+    ExportFormat("csv", "-csv", _csv),
 )
 BY_NAME = {one.name: one for one in FORMATS}
