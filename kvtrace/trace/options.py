@@ -7,17 +7,26 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+KV_TRANSFER = "--kv-transfer-config"
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """The value of ``--name value`` or ``--name=value`` among a command's words, the last one; None where it
+    is not given."""
+    found = None
+    for word, after in zip(words, (*words[1:], ""), strict=False):
+        key, equals, value = word.partition("=")
+        if key.replace("_", "-") == name:
+            found = value if equals else after
+    return found
+
 
 def transfer_in(words: Sequence[str]) -> dict[str, Any] | None:
     """What ``--kv-transfer-config`` has among a command's words, where it is one JSON object."""
-    found = None
-    for word, after in zip(words, (*words[1:], ""), strict=False):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") == "--kv-transfer-config":
-            try:
-                found = json.loads(value if equals else after)
-            except (ValueError, RecursionError):
-                return None
+    try:
+        found = json.loads(option(words, KV_TRANSFER) or "")
+    except (ValueError, RecursionError):
+        return None
     return found if isinstance(found, dict) else None
 
 

@@ -6,23 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from kvtrace.trace.options import KV_TRANSFER, option
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.http import Address
 
 BLOCKS = "--num-gpu-blocks-override"
-_CONNECTOR = "--kv-transfer-config"
 _EVERYWHERE = ("", "0.0.0.0", "::", "[::]")
-
-
-def option(command: Sequence[str], name: str) -> str | None:
-    """The value of ``--name value`` or ``--name=value``, the last one; None where it is not given."""
-    found = None
-    for at, word in enumerate(command):
-        key, equals, value = word.partition("=")
-        if key.replace("_", "-") != name:
-            continue
-        found = value if equals else (command[at + 1] if at + 1 < len(command) else "")
-    return found
 
 
 def address(command: Sequence[str]) -> Address:
@@ -49,7 +38,7 @@ def without_connector(command: Sequence[str]) -> list[str] | None:
     for word in words:
         key, equals, _ = word.partition("=")
         key = key.replace("_", "-")
-        if key != _CONNECTOR and not key.startswith(f"{_CONNECTOR}."):
+        if key != KV_TRANSFER and not key.startswith(f"{KV_TRANSFER}."):
             kept.append(word)
             continue
         found = True

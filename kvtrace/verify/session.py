@@ -13,10 +13,11 @@ from pathlib import Path
 from kvtrace.launch.rundir import RunDir, safe_name, shown
 from kvtrace.ledger.run import Engine
 from kvtrace.trace.format import SPOOL_DIR
+from kvtrace.trace.options import option
 from kvtrace.verify import connector, models, shrink
 from kvtrace.verify.alone import AskedAlone, CasesAlone, judged_alone
 from kvtrace.verify.answers import Answer, Answered, Number, Result, Stopped, VerifyError
-from kvtrace.verify.command import BLOCKS, option, without_connector
+from kvtrace.verify.command import BLOCKS, without_connector
 from kvtrace.verify.drive import Driver, Progress
 from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.observed import Arm, EngineFacts, Observed, Question, Settings
