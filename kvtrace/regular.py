@@ -1,4 +1,4 @@
-"""Opening input files: regular files only. A FIFO would hang, a device never ends.
+"""Opening input files: regular files only. A FIFO would hang, a device never ends. And writing JSON, whole.
 
 Standard library only: any piece may use it.
 """
@@ -6,10 +6,11 @@ Standard library only: any piece may use it.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -39,3 +40,20 @@ def read_regular(path: Path, most: int) -> bytes:
     """
     with open_regular(path) as file:
         return file.read(most + 1)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part.
+
+    Raises:
+        OSError: disk full, no permission, ...; an older file of that name is as it was.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "w", encoding="ascii") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

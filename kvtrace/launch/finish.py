@@ -16,7 +16,7 @@ from kvtrace.launch.errors import reason
 from kvtrace.launch.processes import ProcessTable, RunProcess
 from kvtrace.launch.rundir import REPORT_FILE, RunDir, shown
 from kvtrace.launch.say import say
-from kvtrace.regular import open_regular
+from kvtrace.regular import open_regular, write_json
 from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, unpack_header_block
 from kvtrace.words import plural
 
@@ -46,8 +46,8 @@ def make_report(rundir: RunDir) -> None:
         with interruptible():
             from kvtrace.report.build import build_report  # pandas and all: only now
 
-            report = build_report(rundir.path)
-            path = rundir.write_json(REPORT_FILE, report)
+            report, path = build_report(rundir.path), rundir.path / REPORT_FILE
+            write_json(path, report)
     except KeyboardInterrupt:
         say(f"the report was interrupted; {again}")
     except KvtraceError as error:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace.launch.record import RunRecord
-from kvtrace.launch.rundir import RUN_FILE, RunDir
+from kvtrace.launch.rundir import RUN_FILE
+from kvtrace.regular import write_json
 
 
 def write_run(run_dir: Path, name: str, started_wall_ns: int, **more: Any) -> None:
@@ -40,4 +41,4 @@ def write_run(run_dir: Path, name: str, started_wall_ns: int, **more: Any) -> No
         ],
     }
     record = RunRecord(name=name, started_wall_ns=started_wall_ns, **{**of_this_process, **more})
-    RunDir(run_dir, []).write_json(RUN_FILE, record.document())
+    write_json(run_dir / RUN_FILE, record.document())

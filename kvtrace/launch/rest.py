@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvtrace.launch.rundir import RunDir
+from kvtrace.regular import write_json
 from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Way
 from kvtrace.trace.mask import MASK
@@ -23,7 +23,7 @@ _MOST_FILES = 1 << 16
 def write_rest(run_dir: Path) -> bool:
     """Look, and write ``rest.json``. Never raises; False where nothing was written."""
     try:
-        RunDir(run_dir, []).write_json(REST_FILE, summed(look(run_dir).to_json()))
+        write_json(run_dir / REST_FILE, summed(look(run_dir).to_json()))
     except Exception:
         return False
     return True

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kvtrace.launch.errors import LaunchError, reason
 from kvtrace.launch.private import require_private
@@ -74,24 +72,6 @@ class RunDir:
     def shown(self) -> str:
         """The path as a person would type it here."""
         return shown(self.path)
-
-    def write_json(self, name: str, value: Any) -> Path:
-        """Write a file so that a reader sees the old one or the new one, never a part.
-
-        Raises:
-            OSError: disk full, no permission, ...; an older file of that name is as it was.
-        """
-        path = self.path / name
-        part = self.path / f".{name}.{os.getpid()}.part"
-        try:
-            with open(part, "w", encoding="ascii") as file:
-                json.dump(value, file, indent=1)
-                file.write("\n")
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        return path
 
     def withdraw(self, name: str) -> None:
         """Remove that file, and what this run made of the directory where it is then empty. Never raises."""

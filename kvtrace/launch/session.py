@@ -25,6 +25,7 @@ from kvtrace.launch.sample import Sampler
 from kvtrace.launch.say import say
 from kvtrace.launch.status import Status, at_a_terminal
 from kvtrace.launch.stuck import StuckWatch
+from kvtrace.regular import write_json
 from kvtrace.trace import mask
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.format import SPOOL_DIR
@@ -104,7 +105,7 @@ class _Session:
             started_wall_ns=time.time_ns(),
             plugins=plugins,
         )
-        rundir.write_json(RUN_FILE, self._record.document())
+        write_json(rundir.path / RUN_FILE, self._record.document())
 
     def _pids(self) -> set[int]:
         return {process.pid for process in self._table.living()}
@@ -213,7 +214,7 @@ class _Session:
 
     def _save(self) -> None:
         try:
-            self.rundir.write_json(RUN_FILE, self._record.document())
+            write_json(self.rundir.path / RUN_FILE, self._record.document())
         except FileNotFoundError:
             pass  # the directory is being deleted: said at the end
         except OSError as error:

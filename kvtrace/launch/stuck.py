@@ -17,6 +17,7 @@ from kvtrace.launch.finish import pid_in
 from kvtrace.launch.rundir import RunDir
 from kvtrace.launch.say import say
 from kvtrace.launch.spy import FORBIDDEN, MISSING, Spy, SpyError
+from kvtrace.regular import write_json
 from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX, Kind
 from kvtrace.trace.stuck_file import (
     ASK_FILE,
@@ -271,4 +272,4 @@ class StuckWatch:
 
     def _write(self, file: StuckFile) -> None:
         self.file = file
-        self._rundir.write_json(STUCK_FILE, summed(file.to_json()))
+        write_json(self._rundir.path / STUCK_FILE, summed(file.to_json()))

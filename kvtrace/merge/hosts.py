@@ -7,9 +7,9 @@ closer than wall clocks are, and never puts an effect before its cause.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ import numpy as np
 
 from kvtrace.errors import KvtraceError
 from kvtrace.merge.asked import Array, RunIds
-from kvtrace.regular import read_regular
+from kvtrace.regular import write_json
 from kvtrace.trace.format import SPOOL_DIR
 from kvtrace.trace.rest_file import REST_FILE
 from kvtrace.trace.shifts import CLOCKS_FILE, SCHEMA, Shift
-from kvtrace.trace.sums import is_damaged, summed
+from kvtrace.trace.sums import read_summed, summed
 
 RUN_FILE = "run.json"
 _MOST = 1 << 28
@@ -95,11 +95,11 @@ def put_together(group: EngineRuns, folders: Sequence[Path], found: Sequence[Run
                 spools[name] = moved.to_json()
                 spool = os.path.realpath(folders[run] / SPOOL_DIR / name)
                 os.symlink(os.path.relpath(spool, base), place / SPOOL_DIR / name)
-        _write(place / CLOCKS_FILE, {"schema": SCHEMA, "spools": spools})
+        write_json(place / CLOCKS_FILE, {"schema": SCHEMA, "spools": spools})
         for name in (RUN_FILE, REST_FILE):
             documents = list(_documents(folders[run] / name for run in group.runs))
             if documents:
-                _write(place / name, _joined(documents))
+                write_json(place / name, _joined(documents))
     except OSError as error:
         raise KvtraceError("cannot write", place, error.strerror or str(error)) from None
     return place
@@ -107,12 +107,9 @@ def put_together(group: EngineRuns, folders: Sequence[Path], found: Sequence[Run
 
 def _documents(paths: Iterator[Path]) -> Iterator[dict[str, Any]]:
     for path in paths:
-        try:
-            value = json.loads(read_regular(path, _MOST))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and not is_damaged(value):
-            yield value
+        with suppress(OSError, ValueError, RecursionError):
+            if (value := read_summed(path, _MOST)) is not None:
+                yield value
 
 
 def _joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -125,7 +122,3 @@ def _joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(first.get("files"), list) and isinstance(other.get("files"), list):
             first["files"] = first["files"] + other["files"]
     return summed(first)
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="ascii")

@@ -15,7 +15,7 @@ from kvtrace.errors import KvtraceError
 from kvtrace.merge.build import MergedRuns
 from kvtrace.merge.merged import REQUESTS_FILE, SCHEMA, Alone, Joined, Merged
 from kvtrace.merge.where import MERGED_FILE
-from kvtrace.regular import open_regular, read_regular
+from kvtrace.regular import open_regular, read_regular, write_json
 
 _MOST_HEAD = 1 << 24
 _MOST_LINE = 1 << 16
@@ -66,10 +66,7 @@ def write(answer: MergedRuns, place: Path) -> None:
             for row in answer.requests:
                 file.write(json.dumps(row.to_json(), separators=(",", ":")) + "\n")
         # the head comes last: a directory without it is no merge
-        head = json.dumps(replace(answer.merged, runs=runs).to_json(), indent=1)
-        part = place / f".{MERGED_FILE}.part"
-        part.write_text(head + "\n", encoding="ascii")
-        os.replace(part, place / MERGED_FILE)
+        write_json(place / MERGED_FILE, replace(answer.merged, runs=runs).to_json())
     except OSError as error:
         raise KvtraceError("cannot write", place, error.strerror or str(error)) from None
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvtrace.launch.errors import LaunchError
 from kvtrace.launch.rundir import RunDir, safe_name
+from kvtrace.regular import write_json
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +55,12 @@ def test_half_made_parents_are_removed() -> None:
 
 def test_discard_removes_what_was_made() -> None:
     rundir = RunDir.create("x")
-    rundir.write_json("run.json", {})
+    write_json(rundir.path / "run.json", {})
     rundir.discard()
     assert os.listdir(".") == []
     os.mkdir("empty")
     rundir = RunDir.create("x", Path("empty"))
-    rundir.write_json("run.json", {})
+    write_json(rundir.path / "run.json", {})
     rundir.discard()
     assert os.listdir(".") == ["empty"] and os.listdir("empty") == []
 
@@ -77,7 +78,7 @@ def test_discard_keeps_a_parent_with_other_runs() -> None:
 def test_text_that_is_no_unicode_can_be_written() -> None:
     rundir = RunDir.create("x")
     name = os.fsdecode(b"\xff")
-    rundir.write_json("run.json", {"command": [name]})
+    write_json(rundir.path / "run.json", {"command": [name]})
     assert json.loads((rundir.path / "run.json").read_text()) == {"command": [name]}
 
 
@@ -98,13 +99,13 @@ def test_names_are_one_safe_component(given: str, name: str) -> None:
 
 def test_a_disk_that_is_full_keeps_the_old_file(monkeypatch: pytest.MonkeyPatch) -> None:
     rundir = RunDir.create("x")
-    rundir.write_json("run.json", {"n": 1})
+    write_json(rundir.path / "run.json", {"n": 1})
 
     def full(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(json, "dump", full)
     with pytest.raises(OSError, match="No space"):
-        rundir.write_json("run.json", {"n": 2})
+        write_json(rundir.path / "run.json", {"n": 2})
     assert json.loads((rundir.path / "run.json").read_text()) == {"n": 1}
     assert sorted(os.listdir(rundir.path)) == ["run.json", "spool"]
