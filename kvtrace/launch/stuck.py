@@ -49,6 +49,7 @@ ROLES = ("worker-", "scheduler-", "engine-")
 class _Spool:
     """A process's file. ``size``: how far it is written; ``since``: when that last grew (monotonic, s)."""
 
+    name: str
     pid: int
     size: int
     since: float
@@ -81,8 +82,7 @@ class StuckWatch:
         self._start, self._clock = look, clock
         self._apart = min(after or _APART_SECONDS, _APART_SECONDS)
         self._spools: dict[int, _Spool] = {}  # by inode: a spool gets another name when its role is known
-        self._names: dict[int, str] = {}
-        self._current: tuple[int, Spy] | None = None
+        self._current: tuple[_Spool, Spy] | None = None
         self._ended = False
         self._refused = False
         self._kept: dict[int, float] = {}  # index of a look -> when its process was seen second
@@ -117,8 +117,8 @@ class StuckWatch:
             self.ask()
         if self._current is not None:
             self._go_on()
-        elif (inode := self._due()) is not None:
-            self._begin(inode)
+        elif (spool := self._due()) is not None:
+            self._begin(spool)
 
     def _wanted(self) -> bool:
         """Whether somebody asked by a file, as `kvtrace top` does for a key."""
@@ -137,7 +137,6 @@ class StuckWatch:
                 if not entry.name.startswith(ROLES) or not entry.name.endswith(SPOOL_SUFFIX):
                     continue
                 inode = entry.stat(follow_symlinks=False).st_ino
-                self._names[inode] = entry.name
                 known = self._spools.get(inode)
                 try:
                     size, _ = written(Path(entry.path))
@@ -146,8 +145,10 @@ class StuckWatch:
                 if known is None:
                     pid = pid_in(Path(entry.path))
                     if pid is not None:
-                        self._spools[inode] = _Spool(pid, size, now)
-                elif known.size != size:
+                        self._spools[inode] = _Spool(entry.name, pid, size, now)
+                    continue
+                known.name = entry.name
+                if known.size != size:
                     self._grew(known, size, now)
 
     def _grew(self, spool: _Spool, size: int, now: float) -> None:
@@ -163,32 +164,32 @@ class StuckWatch:
                 del self._kept[index]
                 self._replace(index, replace(look, resumed_ns=round((now - seen) * 1e9)))
 
-    def _due(self) -> int | None:
+    def _due(self) -> _Spool | None:
         now = self._clock()
-        for inode, spool in self._spools.items():
+        for spool in self._spools.values():
             most = MOST_ASKED if spool.asked else MOST_LOOKS
             if spool.looked or len(self.file.looks) >= most or self._ended:
                 continue
             if spool.first is not None:
                 if now - spool.first[0] >= self._apart:
-                    return inode
-            elif spool.asked or (self._silent(spool, now) and self._allowed(inode)):
-                return inode
+                    return spool
+            elif spool.asked or (self._silent(spool, now) and self._allowed(spool)):
+                return spool
         return None
 
     def _silent(self, spool: _Spool, now: float) -> bool:
         return bool(self._after) and now - spool.since >= self._after and now >= spool.after
 
-    def _allowed(self, inode: int) -> bool:
+    def _allowed(self, spool: _Spool) -> bool:
         """Whether a silence of that process is worth a look: its recording goes on, and it may be seen."""
-        if self.file.unseen in _FOR_GOOD or self._stopped(inode):
-            self._spools[inode].looked = True
+        if self.file.unseen in _FOR_GOOD or self._stopped(spool):
+            spool.looked = True
             return False
         return True
 
-    def _stopped(self, inode: int) -> bool:
+    def _stopped(self, spool: _Spool) -> bool:
         """Whether the spool ends in a TRAILER (with its SEAL behind it)."""
-        path = self._rundir.path / SPOOL_DIR / self._names[inode]
+        path = self._rundir.path / SPOOL_DIR / spool.name
         _, last = written(path)
         with open(path, "rb") as file:
             file.seek(last)
@@ -196,22 +197,20 @@ class StuckWatch:
 
     # --- one look ---------------------------------------------------------------------------
 
-    def _begin(self, inode: int) -> None:
-        spool = self._spools[inode]
+    def _begin(self, spool: _Spool) -> None:
         if spool.pid not in self._living():
             spool.looked = True
             return
         try:
             # Native frames take a second or more: of a process that hangs, never of one that goes on.
             hangs = spool.first is not None and spool.since < spool.first[0]
-            self._current = inode, self._start(spool.pid, hangs)
+            self._current = spool, self._start(spool.pid, hangs)
         except SpyError as error:
             self._unseen(spool, str(error))
 
     def _go_on(self) -> None:
         assert self._current is not None
-        inode, spy = self._current
-        spool = self._spools[inode]
+        spool, spy = self._current
         try:
             threads = spy.threads()
         except SpyError as error:
@@ -221,9 +220,9 @@ class StuckWatch:
             return
         if threads is not None:
             self._current = None
-            self._seen(spool, self._names[inode], threads, spy.no_native)
+            self._seen(spool, threads, spy.no_native)
 
-    def _seen(self, spool: _Spool, name: str, threads: tuple[Thread, ...], no_native: str) -> None:
+    def _seen(self, spool: _Spool, threads: tuple[Thread, ...], no_native: str) -> None:
         now, place = self._clock(), standing(threads)
         if spool.first is None:
             if spool.asked or (place is not None and now - spool.since >= self._after):
@@ -239,7 +238,7 @@ class StuckWatch:
             silent, apart = round((now - spool.since) * 1e9), round((now - before) * 1e9)
             self._kept[len(self.file.looks)] = now
             look = StuckProcess(
-                spool.pid, name, time.time_ns(), silent, apart, asked, stood,
+                spool.pid, spool.name, time.time_ns(), silent, apart, asked, stood,
                 threads=threads, no_native=no_native,
             )  # fmt: skip
             self._write(replace(self.file, looks=(*self.file.looks, look)))
