@@ -27,8 +27,6 @@ class Tail:
         self.header = Header.from_json(spool.header)
         self._seed, self._window, self._at = spool.seed, spool.window, spool.info().size
         self._number = 0
-        self.left_out = 0
-        """Records of blocks that are damaged."""
 
     @property
     def size(self) -> int:
@@ -49,6 +47,5 @@ class Tail:
                     yield table
                 self._at = blocks.at
                 self._number = blocks.next
-                self.left_out += blocks.losses.records
         except OSError as error:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
