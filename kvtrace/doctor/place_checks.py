@@ -64,7 +64,7 @@ def _place(name: str, seen: PlaceSeen, role: str | None) -> Iterator[Line]:
         yield Line(
             "store", level, f"{what} cannot be made: {seen.detail} is no directory", "name another path"
         )
-    elif seen.state == "refused" or (seen.state == "directory" and not seen.writable):
+    elif seen.state == "refused":
         if reads_only:
             yield Line("store", OK, f"{what}: this user may only read there; {role} is to load")
         else:

@@ -46,16 +46,14 @@ class PlaceSeen:
     Attributes:
         state: of a path: ``directory``, ``file``, ``absent`` (it can be made), ``blocked`` (a file stands in
             its way), ``refused`` (no right to write). Of a host: ``open``, ``closed``. ``hung``: no answer.
-        detail: the directory that is in the way or not writable; the reason why there was no connection.
+        detail: another directory that is in the way or not writable; the reason why there was no connection.
         free: bytes free where it lies.
-        writable: of a directory.
     """
 
     place: ConfigPlace
     state: str
     detail: str = ""
     free: int | None = None
-    writable: bool | None = None
 
 
 def places(extra: Mapping[str, Any]) -> list[ConfigPlace]:
@@ -125,17 +123,16 @@ def _connect(place: ConfigPlace) -> PlaceSeen:
 def _directory(place: ConfigPlace) -> PlaceSeen:
     path = place.path
     if os.path.isfile(path):
-        return PlaceSeen(place, "file", writable=os.access(path, os.W_OK))
+        return PlaceSeen(place, "file")
     there = path
     while not os.path.lexists(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         return PlaceSeen(place, "blocked", there)
-    writable = os.access(there, os.W_OK | os.X_OK)
+    if not os.access(there, os.W_OK | os.X_OK):
+        return PlaceSeen(place, "refused", "" if there == path else there)
     try:
         free: int | None = shutil.disk_usage(there).free
     except OSError:
         free = None
-    if there == path:
-        return PlaceSeen(place, "directory", free=free, writable=writable)
-    return PlaceSeen(place, "absent" if writable else "refused", there, free, writable)
+    return PlaceSeen(place, "directory" if there == path else "absent", free=free)

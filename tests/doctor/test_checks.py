@@ -370,13 +370,13 @@ def test_without_the_hybrid_manager_layers_are_one_group() -> None:
 
 PATH = ConfigPlace("path", "/store")
 STATES: list[tuple[PlaceSeen, Level, Level]] = [
-    (PlaceSeen(PATH, "directory", free=1 << 40, writable=True), OK, OK),
-    (PlaceSeen(PATH, "directory", free=1 << 20, writable=True), WARNING, WARNING),
-    (PlaceSeen(PATH, "directory", free=1 << 40, writable=False), WARNING, PROBLEM),
-    (PlaceSeen(PATH, "absent", "/", 1 << 40, True), OK, OK),
-    (PlaceSeen(PATH, "refused", "/", 1 << 40, False), WARNING, PROBLEM),
+    (PlaceSeen(PATH, "directory", free=1 << 40), OK, OK),
+    (PlaceSeen(PATH, "directory", free=1 << 20), WARNING, WARNING),
+    (PlaceSeen(PATH, "refused"), WARNING, PROBLEM),
+    (PlaceSeen(PATH, "absent", free=1 << 40), OK, OK),
+    (PlaceSeen(PATH, "refused", "/"), WARNING, PROBLEM),
     (PlaceSeen(PATH, "blocked", "/store"), WARNING, PROBLEM),
-    (PlaceSeen(PATH, "file", writable=False), OK, PROBLEM),
+    (PlaceSeen(PATH, "file"), OK, PROBLEM),
     (PlaceSeen(PATH, "hung"), WARNING, WARNING),
     (PlaceSeen(ConfigPlace("peer", host="h", port=1), "open"), OK, OK),
     (PlaceSeen(ConfigPlace("peer", host="h", port=1), "closed", "refused"), WARNING, WARNING),
@@ -395,7 +395,7 @@ def test_a_path_is_a_problem_only_where_it_is_surely_the_store(
 
 
 def test_who_only_loads_need_not_write() -> None:
-    seen = PlaceSeen(PATH, "directory", free=1 << 40, writable=False)
+    seen = PlaceSeen(PATH, "refused")
     reader = replace(CLASS, role="kv_consumer")
     assert levels(place_checks.store, facts_with(classes=(reader,), places=(("Mine", seen),))) == [OK]
 
