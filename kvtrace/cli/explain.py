@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from kvtrace.cli.merge import explain_merged
-from kvtrace.cli.output import NO_COLOR, OUTPUT, emit, emit_to, format_option, screen
+from kvtrace.cli.output import NO_COLOR, emit, emit_to, format_option, screen
 from kvtrace.cli.progress import progress_bar
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.page import Page, Screen
@@ -57,7 +57,9 @@ def explain(
         help="Evidence, causes that were ruled out, coverage, timing; -vv: all that the report holds.",
     ),
     format: Format[Explanation] = format_option(FORMATS),
-    output: Path | None = OUTPUT,
+    output: Path | None = typer.Option(
+        None, "-o", "--output", metavar="FILE", help="Write to this file, not to stdout."
+    ),
     force: bool = typer.Option(False, "--force", help="Replace the file of -o if it is there."),
     no_color: bool = NO_COLOR,
 ) -> None:

@@ -16,14 +16,6 @@ from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format
 
 T = TypeVar("T")
-OUTPUT: Any = typer.Option(
-    None,
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Write to this file, not to stdout.",
-)
-
 NO_COLOR: Any = typer.Option(False, "--no-color", help="No colour (also: NO_COLOR=1).")
 
 

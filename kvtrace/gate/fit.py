@@ -14,14 +14,12 @@ from kvtrace.report.model import Report
 _GIVE = "give the baseline of this run, or make one: kvtrace baseline PATH -o FILE"
 
 
-def fits(report: Report, where: str, file: BaselineFile | None) -> None:
+def fits(report: Report, file: BaselineFile) -> None:
     """A run without any connector is of every baseline's kind: that it lost its connector is a failure.
 
     Raises:
         GateError: `file` is the baseline of another connector or of another model.
     """
-    if file is None:
-        return
     wanted = {one["connector"] for one in file.baseline["engines"]}
     found = {one["connector"]["name"] for one in report["run"]["engines"] if one["connector"]}
     if found and wanted != {None} and not found & wanted:
