@@ -180,11 +180,12 @@ class _Line(NamedTuple):
     tokens: int
     note: str
     good: bool
+    fault: bool = False
 
 
 def _saves(report: Report, room: _Room) -> Page:
-    """What became of the prompt tokens that were computed here, as the verdict counts them; the smallest
-    outcomes summed where there are many."""
+    """What became of the prompt tokens that were computed here, as the verdict counts them; where there are
+    many outcomes, the smallest that are no fault summed."""
     amounts = _amounts(report)
     total = sum(sum(of.values()) for of in amounts.values())
     if not total:
@@ -193,7 +194,7 @@ def _saves(report: Report, room: _Room) -> Page:
     lines = [line for name in present for line in _lines(report, name, amounts[name])]
     if len(lines) > room.outcomes:
         best, *others = lines
-        others.sort(key=lambda one: -one.tokens)
+        others.sort(key=lambda one: (not one.fault, -one.tokens))
         rest = others[room.outcomes - 2 :]
         words = f"{len(rest)} more (-v)"
         lines = [best, *others[: room.outcomes - 2], _Line(words, sum(one.tokens for one in rest), "", False)]
@@ -231,7 +232,8 @@ def _lines(report: Report, name: str, grades: dict[str, int]) -> Iterator[_Line]
         notes = [severity_word(one["severity"]).lower() for one in of_it[:1] if one["severity"] != NOTE]
         if list(grades)[-1:] == ["declared"] and any(one["stage"] == Stage.SCHEDULE for one in of_it):
             notes.append("by its metadata")
-        yield _Line(f"not stored: {label(name)}", sum(grades.values()), ", ".join(notes), False)
+        fault = any(one["severity"] == FAULT for one in of_it)
+        yield _Line(f"not stored: {label(name)}", sum(grades.values()), ", ".join(notes), False, fault)
 
 
 # ------------------------------------------------------------------------------ findings

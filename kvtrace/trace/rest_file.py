@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtrace.trace.facts import Document
-from kvtrace.trace.sums import read_summed
+from kvtrace.trace.sums import read_document
 
 REST_FILE = "rest.json"
 SCHEMA = "kvtrace.rest/1"
@@ -36,4 +36,4 @@ class RestFile(Document):
 
 def read_rest_file(run_dir: Path) -> tuple[RestFile, list[str]]:
     """The rest.json of a run directory and notes on it; all unknown where there is none that can be read."""
-    return read_summed(run_dir / REST_FILE, _MAX_BYTES, RestFile, "what came to rest is unknown")
+    return read_document(run_dir / REST_FILE, _MAX_BYTES, RestFile, "what came to rest is unknown")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtrace.trace.facts import Document
-from kvtrace.trace.sums import read_summed
+from kvtrace.trace.sums import read_document
 
 PROFILE_DIR, PROFILE_SUFFIX = "profiles", ".speedscope.json"
 """Where ``kvtrace run --sample`` puts what py-spy recorded, in a run directory."""
@@ -53,4 +53,4 @@ class RunFile(Document):
 def read_run_file(run_dir: Path) -> tuple[RunFile, list[str]]:
     """The run.json of a directory and notes on reading it; all unknown where there is none to be read."""
     unknown = "the command and its processes are unknown"
-    return read_summed(run_dir / "run.json", _MAX_BYTES, RunFile, unknown, [f"no run.json: {unknown}"])
+    return read_document(run_dir / "run.json", _MAX_BYTES, RunFile, unknown, [f"no run.json: {unknown}"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Document
-from kvtrace.trace.sums import read_summed
+from kvtrace.trace.sums import read_document
 
 STUCK_FILE = "stuck.json"
 ASK_FILE = "look-now"
@@ -84,7 +84,7 @@ class ThreadPlace:
 
 def read_stuck_file(run_dir: Path) -> tuple[StuckFile, list[str]]:
     """The stuck.json of a run directory and notes on it; nothing in it where there is none to be read."""
-    return read_summed(run_dir / STUCK_FILE, _MAX_BYTES, StuckFile, "where processes stood is unknown")
+    return read_document(run_dir / STUCK_FILE, _MAX_BYTES, StuckFile, "where processes stood is unknown")
 
 
 def standing(threads: tuple[Thread, ...]) -> ThreadPlace | None:

@@ -25,24 +25,33 @@ def is_damaged(document: Mapping[str, Any]) -> bool:
     return KEY in document and document[KEY] != summed(document)[KEY]
 
 
-def read_summed(
+def read_summed(path: Path, most: int) -> dict[str, Any] | None:
+    """The object in a JSON file of at most so many bytes; None where it is none, or not as it was written.
+
+    Raises:
+        OSError, ValueError, RecursionError: it can't be read.
+    """
+    data = read_regular(path, most)
+    value = json.loads(data.decode("utf-8", "replace")) if len(data) <= most else None
+    return value if isinstance(value, dict) and not is_damaged(value) else None
+
+
+def read_document(
     path: Path, most: int, kind: type[D], unknown: str, missing: Sequence[str] = ()
 ) -> tuple[D, list[str]]:
-    """The document in a JSON file of at most so many bytes, and notes on it; all unknown where there is none
-    that can be read.
+    """The document in such a file, and notes on it; all unknown where there is none that can be read.
 
     Args:
         unknown: what is not known without it, in words.
         missing: the notes where there is no such file.
     """
     try:
-        data = read_regular(path, most)
-        value = json.loads(data.decode("utf-8", "replace")) if len(data) <= most else None
+        value = read_summed(path, most)
     except FileNotFoundError:
         return kind(), list(missing)
     except (OSError, ValueError, RecursionError):
         return kind(), [f"{path.name} cannot be read: {unknown}"]
-    if not isinstance(value, dict) or is_damaged(value):
+    if value is None:
         return kind(), [f"{path.name} is not as it was written and was left out: {unknown}"]
     return kind.from_json(value), []
 

@@ -204,10 +204,11 @@ def answers_differ(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, 
 
 
 def other_answers(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, str]]:
-    """Requests whose answer is not that of the engine without what was loaded, beyond its own noise."""
+    """Requests whose answer is not that of the engine without what was loaded, beyond its own noise. Where no
+    engine without connector was asked, one that computed it all is itself what others are held against."""
     found = []
     for one in asked:
-        if not one.answered or one.prompt.leaves:
+        if not one.answered or one.prompt.leaves or not (one.back or one.question in what.reference):
             continue
         known = right(one, what)
         if known and not any(_same(one, other, what) for other in known):

@@ -23,7 +23,7 @@ from kvtrace.verify.answers import Answer, Answered, Stopped, Verdict, VerifyErr
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence, LayerError, RequestSeen, _hook_shares
-from kvtrace.verify.judging import noise
+from kvtrace.verify.judging import noise, other_answers
 from kvtrace.verify.observed import Arm, EngineFacts, Observed, Settings, taken_unit, with_stored
 from kvtrace.verify.property import Property, judged, workloads
 from kvtrace.verify.registry import of_suite
@@ -404,6 +404,23 @@ def test_other_answers_without_other_numbers_fail() -> None:
     found = verdicts(everything(Partly()))
     assert "outputs" in failed(found)
     assert found["comes-back-equal"].answer is Answer.NOT_OBSERVED, "a block of each may be another"
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_an_answer_without_loads_is_held_against_an_engine_alone(reference: bool) -> None:
+    """Two answers to one prompt that computed all of it each: the engine's own, where nobody else was asked."""
+
+    class Wavers(Silent):
+        computed = 0
+
+        def reply(self, request: RequestToMake, loaded: int) -> Reply:
+            self.computed += not loaded
+            return Reply((1 + self.computed % 2 if not loaded else 1,) * request.generate)
+
+    what = everything(Wavers())
+    arms = {one.question: Arm((Reply((1,) * one.prompt.generate),) * 2) for one in what.plain}
+    other = other_answers(what.plain, replace(what, reference=arms if reference else {}))
+    assert any(not one.back for one, _ in other) == reference
 
 
 @pytest.mark.parametrize(("own", "answer"), [((1, 1), Answer.FAILED), ((1, 2), Answer.NOT_OBSERVED)])

@@ -44,7 +44,8 @@ _SEEN_OTHERS = (
     "request, or of other positions, requests or layers; what they did read of these tokens stands for others"
 )
 _PREEMPTED = (
-    "drop what waits to be saved of a preempted request (handle_preemptions): its blocks go to others"
+    "of a preempted request drop what waits to be saved (handle_preemptions), as its blocks go to others; "
+    "when it resumes (scheduled_cached_reqs.resumed_req_ids), replace its blocks by the new ones"
 )
 _NOT_BEFORE = "report a save in get_finished once all of its blocks have been read, not when it is queued"
 
