@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # a number that is a whole part between dots
 _NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")
@@ -43,6 +43,14 @@ def within(index: str, spans: Iterable[str]) -> bool:
         if index == span or (numbers and int(low) <= int(index) <= int(high)):
             return True
     return False
+
+
+def together(layers: Sequence[str]) -> str:
+    """Layers of one group by their numbers, as ``layers.{0-2,5}.attn``; "" where they are of no one group."""
+    groups = {group_of(layer) for layer in layers}
+    if len(groups) != 1 or not all(map(index_of, layers)):
+        return ""
+    return spelled(groups.pop(), map(index_of, layers), False)
 
 
 def spelled(group: str, indices: Iterable[str], every: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtrace.gate.layers import group_of, index_of, spelled
+from kvtrace.gate.layers import together
 from kvtrace.words import count, listed
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ def less_in(report: Report) -> str:
     worst, layers, ranks = least_saved(report)
     if not worst:
         return ""
-    groups = {group_of(layer) for layer in layers}
-    if len(groups) == 1 and all(map(index_of, layers)):
-        names = spelled(groups.pop(), map(index_of, layers), False)
-    else:
-        names = listed(layers)
+    names = together(layers) or listed(layers)
     said = f"{count(worst[0]['tokens'])} of {count(worst[0]['most'])} prompt tokens"
     return f"{names} on rank {', '.join(map(str, ranks))}: {said} saved"

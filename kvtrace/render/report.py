@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvtrace.gate.layers import group_of, index_of, spelled
+from kvtrace.gate.layers import together
 from kvtrace.grouped import grouped
 from kvtrace.render.answers import engine_facts, outcomes
 from kvtrace.render.layout import names
@@ -458,10 +458,8 @@ def _layers(layers: list[str], whole: bool) -> str:
     """``4 layers`` for all of them; some: ``model.layers.{0-2,5}.self_attn.attn``."""
     if whole and len(layers) > 1:
         return plural(len(layers), "layer")
-    groups = {group_of(layer) for layer in layers}
-    if len(layers) == 1 or len(groups) > 1 or not all(map(index_of, layers)):
-        return names(layers, 3)
-    return clean(spelled(groups.pop(), map(index_of, layers), False), 160)
+    several = together(layers) if len(layers) > 1 else ""
+    return clean(several, 160) if several else names(layers, 3)
 
 
 # ------------------------------------------------------------------- graphs, requests, times
