@@ -18,7 +18,7 @@ from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
 
 if TYPE_CHECKING:
     from kvtrace.ledger import Progress
-    from kvtrace.report.model import Report
+    from kvtrace.report.model import LedgerRow, Report, StateBook
 
 REPORT_NAME = "report.json"
 _HOW = "give a report.json or a run directory of kvtrace run"
@@ -87,13 +87,11 @@ def check_report(value: object, where: str) -> Report:
 def _balanced(value: object, where: str) -> Report:
     report = cast("Report", value)
     ledger = report["ledger"]
-    books = [("saves", ledger["saves"]["accounts"], ledger["saves"]["total"])]
-    books.append(("loads", ledger["loads"]["accounts"], ledger["loads"]["total"]))
+    books: list[tuple[str, LedgerRow | StateBook]] = [("saves", ledger["saves"]), ("loads", ledger["loads"])]
     if "states" in ledger:
-        for which in (ledger["states"]["saves"], ledger["states"]["loads"]):
-            books.append(("states", which["accounts"], which["total"]))
-    for name, accounts, total in books:
-        if sum(accounts.values()) != total:
+        books += [("states", one) for one in (ledger["states"]["saves"], ledger["states"]["loads"])]
+    for name, book in books:
+        if sum(book["accounts"].values()) != book["total"]:
             raise ReportError("damaged report", where, f"the {name} ledger does not balance", _AGAIN)
     return report
 
