@@ -52,7 +52,7 @@ def named(loads: Ledger[LoadEnd]) -> Ledger[str]:
         pairs=loads.pairs,
         tokens={outcome_of_load(end): amount for end, amount in loads.tokens.items()},
         total_tokens=loads.total_tokens,
-        trust=loads.trust if loads.trust == "none" else measured.level(seen),
-        trust_note=measured.note(seen, loads=True) if loads.total else loads.trust_note,
+        trust=measured.level(seen) if loads.total else "none",
+        trust_note=measured.note(seen, loads=True) if loads.total else "",
         grades={outcome_of_load(end): grades for end, grades in loads.grades.items()},
     )

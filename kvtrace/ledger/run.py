@@ -27,10 +27,6 @@ from kvtrace.trace.reader import SpoolInfo
 from kvtrace.trace.run_file import RunFile
 from kvtrace.trace.stuck_file import StuckFile
 
-# --------------------------------------------------------------------------- accounts
-
-UNIT = "token-layers"
-
 # ----------------------------------------------------------------------------- tables
 
 HOOK_COLUMNS = (
@@ -415,7 +411,6 @@ class Ledger(Generic[K]):
     total_tokens: float
     trust: str = "declared"
     trust_note: str = ""
-    unit: str = UNIT
     grades: Mapping[K, Mapping[Grade, int]] = field(default_factory=dict)
     """Of each account, its token-layers by how well that is seen; they sum to the account."""
     sent: Mapping[str, int] = field(default_factory=dict)
@@ -427,7 +422,7 @@ class Ledger(Generic[K]):
     def check(self) -> None:
         """Raises AssertionError where the accounts do not sum to the total."""
         short = self.total - sum(self.accounts.values())
-        assert short == 0, f"ledger off by {short} {self.unit} of {self.total}"
+        assert short == 0, f"ledger off by {short} token-layers of {self.total}"
         negative = {name: n for name, n in self.accounts.items() if n < 0}
         assert not negative, f"negative accounts: {negative}"
         for name, grades in self.grades.items():
@@ -437,7 +432,7 @@ class Ledger(Generic[K]):
             )
         read = next((of.get(Grade.READ, 0) for name, of in self.grades.items() if name == SAVED), 0)
         sent = sum(self.sent.values())
-        assert sent <= read, f"{sent} {self.unit} were sent, of {read} read"
+        assert sent <= read, f"{sent} token-layers were sent, of {read} read"
 
 
 class OutsideBytes(NamedTuple):

@@ -29,11 +29,6 @@ from kvtrace.ledger.steps import Array, Executed
 from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
 
-DECLARED = "declared: what the scheduler accepted from the connector; the slots written were not measured"
-MEASURED = "measured: the slots that the load hooks wrote into each layer"
-MIXED = "the slots written were measured in some load steps; the others are declared by the scheduler"
-NONE = "the scheduler accepted no load: there was nothing to write"
-
 
 def ask(requests: Sequence[Request], engines: Sequence[Engine]) -> tuple[list[AskedLoad], list[Accepted]]:
     """Each request's loads as far as the scheduler decided them, and those that it accepted."""
@@ -191,17 +186,12 @@ def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadE
         for end, whole in of_load(load, pairs).items():
             tokens[end] += whole
     pairs_of = {engines[load.engine].pairs for load in loads}
-    watched = [load.measured for load in loads if load.accepted]
-    note = MEASURED if watched and all(watched) else MIXED if any(watched) else DECLARED if watched else NONE
-    trust = {MEASURED: "measured", MIXED: "mixed"}.get(note, "declared")
     result = Ledger(
         total=sum(load.prompt * engines[load.engine].pairs for load in loads),
         accounts=dict(amounts),
         pairs=pairs_of.pop() if len(pairs_of) == 1 else None,
         tokens={end: tokens[end] for end in amounts},
         total_tokens=float(sum(load.prompt for load in loads)),
-        trust=trust if loads else "none",
-        trust_note=note if loads else "",
         grades={end: dict(of_end) for end, of_end in grades.items()},
     )
     result.check()
