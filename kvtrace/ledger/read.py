@@ -21,7 +21,8 @@ from kvtrace.ledger.contents.unwritten import Places, Written
 from kvtrace.ledger.coverage import CoverageTables, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unfinished
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.loads.book import ask, ask_resumed, balance, follow, follow_resumed, look
+from kvtrace.ledger.loads.book import ask, balance, follow, look
+from kvtrace.ledger.loads.resumed import ask_resumed, follow_resumed
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.run import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker

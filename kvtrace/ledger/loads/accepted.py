@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,6 +59,11 @@ class Accepted:
         chunks = self.request.chunks
         last = min(reported) if reported else chunks[0].step - 1 if chunks else 0
         return list(range(begin, last + 1)) if last - begin < _WINDOW else []
+
+
+def with_connector(engines: Sequence[Engine]) -> dict[int, Engine]:
+    """By tag, those that can load."""
+    return {engine.tag: engine for engine in engines if engine.connector is not None and engine.pairs > 0}
 
 
 def asked_for(row: int, request: Request, engine: Engine) -> AskedLoad:

@@ -9,12 +9,11 @@ import numpy as np
 
 from kvtrace.ledger.contents.compare import Contents
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.accepted import Accepted, asked_for
+from kvtrace.ledger.loads.accepted import Accepted, asked_for, with_connector
 from kvtrace.ledger.loads.asynchronous import look_meanwhile
 from kvtrace.ledger.loads.decide import LoadContents, judge
 from kvtrace.ledger.loads.misses import explain
-from kvtrace.ledger.loads.outcome import Arrived, AskedLoad, Before, LoadOf, LostResumed
-from kvtrace.ledger.loads.resumed import accepted_resumed, lost_in
+from kvtrace.ledger.loads.outcome import Arrived, AskedLoad, Before, LoadOf
 from kvtrace.ledger.loads.seen import Failed, LoadsSeen
 from kvtrace.ledger.loads.steps_seen import LoadEvidence, evidence
 from kvtrace.ledger.loads.steps_seen import written as wrote_files
@@ -32,7 +31,7 @@ from kvtrace.terms import Grade
 
 def ask(requests: Sequence[Request], engines: Sequence[Engine]) -> tuple[list[AskedLoad], list[Accepted]]:
     """Each request's loads as far as the scheduler decided them, and those that it accepted."""
-    by_tag = _with_connector(engines)
+    by_tag = with_connector(engines)
     asked = [
         asked_for(row, request, by_tag[request.engine])
         for row, request in enumerate(requests)
@@ -40,11 +39,6 @@ def ask(requests: Sequence[Request], engines: Sequence[Engine]) -> tuple[list[As
         if request.engine in by_tag and request.prompt > 0 and (request.lookups or request.chunks)
     ]
     return asked, [Accepted(one, requests[one.request]) for one in asked if one.accepted]
-
-
-def ask_resumed(requests: Sequence[Request], engines: Sequence[Engine]) -> list[Accepted]:
-    """The loads that requests were let in anew for: beside those of :func:`ask`."""
-    return accepted_resumed(requests, _with_connector(engines))
 
 
 def look(
@@ -83,7 +77,7 @@ def follow(
     contents: Contents,
 ) -> dict[int, Arrived]:
     """What of the accepted loads got into the layers, by the request's row."""
-    by_tag = _with_connector(engines)
+    by_tag = with_connector(engines)
     failed = failures(_synchronous(accepted), by_tag, seen)
     caught = caught_in_loading(swallowed(scans))
     arrived = {}
@@ -98,13 +92,6 @@ def follow(
         said = LoadContents(contents.wrong.get(row, ()), contents.proved.get(row, ()), by_exceptions)
         arrived[row] = judge(one.asked.positions, gathered, said, engine)
     return arrived
-
-
-def follow_resumed(
-    resumed: Sequence[Accepted], engines: Sequence[Engine], seen: LoadsSeen
-) -> list[LostResumed]:
-    """What requests that were let in anew were to load, and was seen not to come."""
-    return lost_in(resumed, _with_connector(engines), seen)
 
 
 def _caught(accepted: Accepted, caught: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
@@ -131,7 +118,7 @@ def balance(
     Raises:
         AssertionError: a request's token-layers have not one end each.
     """
-    by_tag = _with_connector(engines)
+    by_tag = with_connector(engines)
     before = explain(asked, requests, by_tag, saved, wrote_files(scans, _workers(engines)))
     loads = [
         _load(one, arrived.get(one.request, Arrived()), of, by_tag[one.engine].pairs)
@@ -154,10 +141,6 @@ def _load(asked: AskedLoad, arrived: Arrived, before: Before, pairs: int) -> Loa
     found = vars(asked) | vars(arrived) | vars(before)
     found |= {"ends": {end: n for end, n in ends.items() if n}, "grades": grades | dict(arrived.grades)}
     return LoadOf(**found)
-
-
-def _with_connector(engines: Sequence[Engine]) -> dict[int, Engine]:
-    return {engine.tag: engine for engine in engines if engine.connector is not None and engine.pairs > 0}
 
 
 def _workers(engines: Sequence[Engine]) -> list[Worker]:

@@ -4,10 +4,10 @@ first admission: what a later one was to bring, and did not, stands beside it.""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.accepted import Accepted
+from kvtrace.ledger.loads.accepted import Accepted, with_connector
 from kvtrace.ledger.loads.decide import LoadContents, judge
 from kvtrace.ledger.loads.outcome import AskedLoad, LostResumed
 from kvtrace.ledger.loads.seen import Failed, LoadsSeen
@@ -18,12 +18,13 @@ from kvtrace.ledger.run import Engine
 _NEVER_CAME = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY)
 
 
-def accepted_resumed(requests: Sequence[Request], engines: Mapping[int, Engine]) -> list[Accepted]:
+def ask_resumed(requests: Sequence[Request], engines: Sequence[Engine]) -> list[Accepted]:
     """The loads of later admissions that a step waits for, of engines with a connector."""
+    tags = with_connector(engines).keys()
     return [
         one
         for row, request in enumerate(requests)
-        if request.preemptions and request.engine in engines
+        if request.preemptions and request.engine in tags
         for one in _of_request(row, request)
     ]
 
@@ -42,15 +43,16 @@ def _of_request(row: int, request: Request) -> Iterator[Accepted]:
             yield Accepted(asked, request)
 
 
-def lost_in(
-    accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen
+def follow_resumed(
+    accepted: Sequence[Accepted], engines: Sequence[Engine], seen: LoadsSeen
 ) -> list[LostResumed]:
     """What of these loads was seen not to be written, but for steps in which blocks were reported as failed:
     vLLM computes those anew."""
     reported = {report.step for reports in seen.found.errors.values() for report in reports}
+    by_tag = with_connector(engines)
     found = []
     for one in accepted:
-        asked, engine = one.asked, engines[one.asked.engine]
+        asked, engine = one.asked, by_tag[one.asked.engine]
         gathered = look_in_step(one, engine, seen, Failed())
         if asked.step in reported or not gathered.measured:
             continue
