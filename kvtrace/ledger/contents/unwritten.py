@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed
 from kvtrace.ledger.intervals import Interval
@@ -69,22 +69,28 @@ def unwritten_blocks(
         if not one.whole:
             continue  # what lies outside of a window need not be loaded
         zeroes = any(block.value == ZEROES and block.origin is Origin.COMPUTED for block in one.blocks)
-        size = max(1, one.shape.block_size)
-        held: dict[tuple[int, int], set[int]] = defaultdict(set)
-        for block in sorted(one.blocks, key=lambda block: block.step):
-            at = places.block(block.row, one.group, block.start // size, block.step), block.value
-            before = held.get(at, set())
-            if block.origin is Origin.LOADED and not pairs_written(written, block):
-                what = f"tokens {block.start}-{block.end} hold"
-                if block.value == ZEROES and not zeroes:
+        for block, before in _stood_before(one, places):
+            if pairs_written(written, block):
+                continue
+            what = f"tokens {block.start}-{block.end} hold"
+            if block.value == ZEROES:
+                if not zeroes:
                     found[one.pairs, block] = f"{what} nothing but zeroes"
-                elif before and block.start not in before:
-                    found[one.pairs, block] = (
-                        f"{what} what their block held for the tokens from {min(before)} on"
-                    )
-            if at[0] and block.value != ZEROES:
-                held[at].add(block.start)
+            elif before and block.start not in before:
+                found[one.pairs, block] = f"{what} what their block held for the tokens from {min(before)} on"
     return found
+
+
+def _stood_before(one: Printed, places: Places) -> Iterator[tuple[Block, Set[int]]]:
+    """Each loaded block, with the begins of all that held the same in the same block of the cache before."""
+    size = max(1, one.shape.block_size)
+    held: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for block in sorted(one.blocks, key=lambda block: block.step):
+        at = places.block(block.row, one.group, block.start // size, block.step), block.value
+        if block.origin is Origin.LOADED:
+            yield block, held[at]
+        if at[0]:
+            held[at].add(block.start)
 
 
 def pairs_written(written: Written, block: Block) -> int:
@@ -99,14 +105,4 @@ def pairs_written(written: Written, block: Block) -> int:
 def remaining(printed: Sequence[Printed], places: Places) -> set[tuple[int, Block]]:
     """Loaded blocks, with the pairs of their workers, whose content stood in the same block of the cache
     before: it is what it should be also where nothing was loaded."""
-    found: set[tuple[int, Block]] = set()
-    for one in printed:
-        size = max(1, one.shape.block_size)
-        held: set[tuple[int, int]] = set()
-        for block in sorted(one.blocks, key=lambda block: block.step):
-            at = places.block(block.row, one.group, block.start // size, block.step), block.value
-            if block.origin is Origin.LOADED and at in held:
-                found.add((one.pairs, block))
-            if at[0]:
-                held.add(at)
-    return found
+    return {(one.pairs, block) for one in printed for block, before in _stood_before(one, places) if before}
