@@ -18,10 +18,10 @@ from kvtrace.causes.evidence.unit import Sample, StoredUnits, Unit, infer_unit
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import NOT_SAVED, OTHERS_READ, SaveEnd
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.reported import UNFOLLOWED
 from kvtrace.ledger.run import Engine, Run
 from kvtrace.ledger.values import replace
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
-from kvtrace.trace.facts import Limit
 from kvtrace.words import sentence
 
 if TYPE_CHECKING:
@@ -104,10 +104,8 @@ class CaseRequest:
 
 @dataclass
 class Assigned:
-    """The lost tokens that one cause explains: token-layers per engine and request."""
+    """The lost tokens that one cause explains: token-layers by request."""
 
-    amounts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # engine -> token-layers
-    prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # of these, prompt positions
     requests: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # request row -> token-layers
     of_prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # ... at prompt positions
     samples: list[tuple[LostSpan, int, int]] = field(default_factory=list)  # span, start, end
@@ -126,8 +124,8 @@ class Case:
     units: dict[int, Unit | None]
     empty_before: dict[int, tuple[int, int, int]]
     """Engine -> (step, digest, prompt) of the first request that was offered with 0 slots."""
-    stored: dict[tuple[int, int], list[tuple[int, int, int]]]
-    """(engine, digest or prefix digest) -> (step, stored up to, request row), in order."""
+    earlier: dict[tuple[int, int], Earlier]
+    """By (engine, digest or prefix digest)."""
     assigned: dict[str, Assigned] = field(default_factory=lambda: defaultdict(Assigned))
     """Cause -> the lost tokens that it explains; only causes that have some."""
     found_again: frozenset[int] = frozenset()
@@ -191,11 +189,6 @@ class Case:
         for request in self.requests:
             found[request.engine].append(request)
         return dict(found)
-
-    @cached_property
-    def earlier(self) -> dict[tuple[int, int], Earlier]:
-        """``stored`` by (engine, digest or prefix digest)."""
-        return {key: Earlier(stores) for key, stores in self.stored.items()}
 
     @cached_property
     def kept_of(self) -> dict[tuple[int, int, Grade], tuple[list[int], list[int]]]:
@@ -277,8 +270,6 @@ class Case:
 
 T = TypeVar("T")
 _SAMPLES = 512
-_UNFOLLOWED = (Limit.ADDRESS.value, Limit.OPERATION.value, Limit.NATIVE.value, Limit.THREAD.value)
-"""What the watch could not follow, where the KV may be read unseen."""
 
 
 def assign(case: Case, ident: str, span: LostSpan, intervals: Iterable[Interval]) -> None:
@@ -291,13 +282,10 @@ def add(case: Case, assigned: Assigned, span: LostSpan, intervals: Iterable[Inte
     prompt = case.requests[span.request].prompt
     for start, end in intervals:
         size = (end - start) * span.pairs
-        assigned.amounts[span.engine] += size
         assigned.at[span.request].append((start, end, span.pairs))
         assigned.grades[span.grade] += size
-        of_prompt = max(0, min(end, prompt) - start) * span.pairs
-        assigned.prompts[span.engine] += of_prompt
         assigned.requests[span.request] += size
-        assigned.of_prompts[span.request] += of_prompt
+        assigned.of_prompts[span.request] += max(0, min(end, prompt) - start) * span.pairs
         if len(assigned.samples) < _SAMPLES:
             assigned.samples.append((span, start, end))
 
@@ -318,7 +306,7 @@ def make_case(run: Run) -> Case:
     case.seen_saves = frozenset(row.engine for row in seen)
     case.seen_decode = _seen_decode(case, seen)
     case.declared_saves = frozenset(row.engine for row in saved) - case.seen_saves
-    pids = {limit.pid for limit in run.watch_limits if limit.hook in SAVE_HOOKS and limit.kind in _UNFOLLOWED}
+    pids = {limit.pid for limit in run.watch_limits if limit.hook in SAVE_HOOKS and limit.kind in UNFOLLOWED}
     case.unfollowed = frozenset(
         worker.engine for worker in run.workers() if worker.pid in pids and worker.engine in silent
     )
@@ -334,12 +322,9 @@ def make_case(run: Run) -> Case:
             step = request.entries[0].step
             for key in {request.digest, request.prefix} - {0}:
                 stored[(request.engine, key)].append((step, end, request.row))
-    case.stored = {key: sorted(known) for key, known in stored.items()}
-    by_engine: dict[int, list[CaseRequest]] = defaultdict(list)
-    for request in requests:
-        by_engine[request.engine].append(request)
+    case.earlier = {key: Earlier(sorted(known)) for key, known in stored.items()}
     for tag, engine in engines.items():
-        samples = [sample for request in by_engine[tag] for sample in _samples(case, request)]
+        samples = [sample for request in case.of_engine(tag) for sample in _samples(case, request)]
         case.units[tag] = infer_unit(engine, samples, run.run.command)
     return case
 

@@ -193,9 +193,9 @@ def _ledger(case: Case) -> Ledger[str]:
         grades[outcome][Grade(row.grade)] += int(row.amount)
         sent.update({row.sent_to: int(row.amount)} if row.sent_to else {})
     for ident, assigned in case.assigned.items():
-        accounts[not_saved(ident)] += sum(assigned.amounts.values())
+        accounts[not_saved(ident)] += sum(assigned.requests.values())
         grades[not_saved(ident)].update(assigned.grades)
-    unheard = sum(case.unheard.amounts.values())
+    unheard = sum(case.unheard.requests.values())
     accounts[NOT_OBSERVED] += unheard
     grades[NOT_OBSERVED][Grade.NOT_OBSERVED] += unheard
     pairs = {engine.pairs for engine in run.engines if engine.requests}
@@ -274,15 +274,6 @@ def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
     return found
 
 
-def _grades_of_requests(case: Case) -> list[str]:
-    """Of each request, how well it is seen that its saved tokens were: the least of them; "" of none."""
-    least: dict[int, Grade] = {}
-    for row in rows(case.run.base):
-        if row.outcome == SAVED and row.amount:
-            least[row.request] = min(Grade(row.grade), least.get(row.request, Grade.PROVED))
-    return [least[row].label if row in least else "" for row in range(len(case.requests))]
-
-
 def _unheard(case: Case) -> str:
     """Why tokens that no metadata names count as not observed, "" where there are none."""
     whose = [case.requests[row] for row in case.unheard.requests]
@@ -343,7 +334,7 @@ def _requests(case: Case, faults: Set[str]) -> pd.DataFrame:
     table["verdict"] = [
         _verdict(best.get(i, _NO_TOKENS)[2], i in partly, lost[i] > 0) for i in range(len(table))
     ]
-    table["grade"] = _grades_of_requests(case)
+    table["grade"] = [request.grade.label if request.grade else "" for request in case.requests]
     of = case.whole.requests
     whole = [of.get(row, OfRequest()) for row in range(len(case.requests))]
     table["unseen_tokens"] = [one.unseen for one in whole]

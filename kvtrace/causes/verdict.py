@@ -84,7 +84,7 @@ def _most(case: Case, reasons: list[Finding]) -> str:
 
 
 def _explains_prompts(case: Case, finding: Finding) -> bool:
-    return finding.id in case.assigned and any(case.assigned[finding.id].prompts.values())
+    return finding.id in case.assigned and any(case.assigned[finding.id].of_prompts.values())
 
 
 _AT_REST = (Grade.PROVED, Grade.WRITTEN)

@@ -69,9 +69,9 @@ CLAIMS = {Turn.UNREAD: claim_unread, Turn.POSITION: claim}
 
 
 def rule(case: Case) -> Results:
-    assigned = case.assigned.get(CAUSE.id)
+    lost = {request.engine for request in case.affected(CAUSE)}
     for tag, unit in case.units.items():
-        if assigned and assigned.amounts.get(tag) and unit:
+        if tag in lost and unit:
             yield _finding(case, tag, unit)
             return
     known = [(tag, unit) for tag, unit in case.units.items() if unit]
