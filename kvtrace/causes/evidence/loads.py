@@ -80,7 +80,8 @@ def windows(case: Case, rows: Iterable[LoadOf]) -> str:
 def finding(case: Case, cause: Cause, title: str, **given: Unpack[Fields]) -> Finding:
     """A finding with the numbers of the ledger of loads, where none are given."""
     rows = affected(case, cause)
-    lost, total = tokens(case, rows, cause), case.run.loads.total_tokens
+    lost = given["tokens"] if "tokens" in given else tokens(case, rows, cause)
+    total = case.run.loads.total_tokens
     values: Fields = {
         "tokens": lost,
         "share": min(1.0, lost / total) if total else 0.0,

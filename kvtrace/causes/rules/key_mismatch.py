@@ -171,7 +171,6 @@ def _kept(case: Case, key: tuple[int, int], known: bool) -> list[CaseRequest]:
 def _unfound(case: Case, never: list[tuple[LoadOf, CaseRequest, int]]) -> Finding:
     first, by, kept = never[0]
     tokens = float(sum(kept - row.local for row, _, kept in never))
-    total = case.run.loads.total_tokens
     asked = [row for row in case.run.load_rows if row.answer is not None]
     shared = [row for row in asked if row.shared and not row.answer]
     repeated = [row for row, _, _ in never if not case.requests[row.request].saved]
@@ -194,7 +193,6 @@ def _unfound(case: Case, never: list[tuple[LoadOf, CaseRequest, int]]) -> Findin
         tokens,
         {
             "tokens": tokens,
-            "share": min(1.0, tokens / total) if total else 0.0,
             "requests": len(never),
             "grade": min((by.grade for _, by, _ in never if by.grade is not None), default=None),
             "evidence": evidence,

@@ -97,9 +97,7 @@ def rule(case: Case) -> Results:
     elif reused := _reused(case):
         rows = {row for row, _ in case.run.reused_wrong}
         title = f"{plural(len(rows), 'request')} went on from other tokens' KV in the GPU's own prefix cache."
-        yield case.finding(
-            CAUSE, title, tokens=0, share=0.0, requests=len(rows), evidence=reused, grade=Grade.PROVED
-        )
+        yield case.finding(CAUSE, title, tokens=0, requests=len(rows), evidence=reused, grade=Grade.PROVED)
     elif equal and not unequal:
         tokens = int(sum(row.proved / case.engines[row.engine].pairs for row in accepted))
         loaded = sum(row.accepted for row in accepted)

@@ -72,7 +72,7 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{what} that {who} had to load anew never reached the layers: attention ran over "
             "what was there.",
-            tokens=0, share=0.0, requests=len(rows), grade=Grade.READ,
+            tokens=0, requests=len(rows), grade=Grade.READ,
             evidence=_resumed(case),
             events=[
                 Event(

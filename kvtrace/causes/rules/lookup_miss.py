@@ -59,7 +59,6 @@ def rule(case: Case) -> Results:
     tokens = float(sum(common[row.request] - row.local for row in repeated)) + sum(
         row.prompt - row.local for row in consumers
     )
-    total = case.run.loads.total_tokens
     saved = any(_was_over(case, row) for row in repeated)
     meant = " Some of these had been saved before: are they meant to be dropped?" if saved else ""
     apart = _apart(case, repeated) if saved and not found else []
@@ -70,7 +69,6 @@ def rule(case: Case) -> Results:
         f"{within or 'where a hit could be expected'} ({plural(tokens, 'token')}).{meant}",
         severity=LIMIT if saved else NOTE,
         tokens=tokens,
-        share=min(1.0, tokens / total) if total else 0.0,
         requests=len(wanting),
         evidence=apart + evidence,
         remedy=[*([transfers.REMEDY] if unasked else []), *([_TWO_PROCESSES] if apart else []), CAUSE.remedy],
