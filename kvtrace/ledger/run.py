@@ -229,6 +229,11 @@ class Engine:
         return self.facts.kv_transfer.role if self.facts.kv_transfer else None
 
     @property
+    def connector_name(self) -> str:
+        """The class of its connector, as a sentence begins with it."""
+        return self.connector.cls if self.connector else "The connector"
+
+    @property
     def looks_up(self) -> bool:
         """Whether its connector may find anything: not by its role, and its lookup is no constant answer."""
         return self.role != "kv_producer" and (self.connector is None or self.connector.does(hooks.LOOKUP))

@@ -17,6 +17,8 @@ from kvtrace.words import count, listed, plural
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_MOST_REASONS = 4
+
 
 def lost_by(row: LoadOf, cause: Cause) -> int:
     """Token-layers of a request that this cause took, 0 where it took none."""
@@ -111,14 +113,14 @@ def events(case: Case, rows: Iterable[LoadOf], cause: Cause) -> list[Event]:
     return found
 
 
-def reasons(rows: Iterable[LoadOf], cause: Cause, most: int = 4) -> list[str]:
+def reasons(rows: Iterable[LoadOf], cause: Cause) -> list[str]:
     """What was seen, each once, with how many requests it concerns."""
     seen: dict[str, int] = {}
     for row in rows:
         for reason in (reason for end in cause.load_ends for reason in row.reasons.get(end, ())):
             seen[reason] = seen.get(reason, 0) + 1
     ordered = sorted(seen.items(), key=lambda item: -item[1])
-    return [f"{reason} ({plural(n, 'request')})" for reason, n in ordered[:most]]
+    return [f"{reason} ({plural(n, 'request')})" for reason, n in ordered[:_MOST_REASONS]]
 
 
 _OTHERS = (

@@ -11,6 +11,8 @@ from kvtrace.trace.facts import TOLD_EACH
 from kvtrace.words import plural
 
 _MAX_TEXT = 200
+_MOST = 2
+"""Lines of a kind that are quoted."""
 _BACKGROUND = {
     "thread": "one of its threads",
     "executor": "a job of its thread pool",
@@ -40,7 +42,7 @@ def exception_line(fact: Swallowed) -> str:
     return f"{fact.type}{message} (at {fact.where}), {calls}"
 
 
-def caught_where_it_saves(case: Case, most: int = 2) -> list[str]:
+def caught_where_it_saves(case: Case) -> list[str]:
     """Exceptions of the connector's work that saves: of a save, or of the index that a lookup asks, they may
     be the end, also those that code finds out with."""
     saving = [
@@ -48,7 +50,7 @@ def caught_where_it_saves(case: Case, most: int = 2) -> list[str]:
         for fact in case.run.swallowed
         if not fact.broad and (fact.asked_by or fact.hook) in (*SAVE_HOOKS, *BACKGROUND)
     ]
-    return [f"where it saves: {exception_line(fact)}" for fact in saving[:most]]
+    return [f"where it saves: {exception_line(fact)}" for fact in saving[:_MOST]]
 
 
 def log_line(line: LogLine) -> str:
@@ -60,12 +62,12 @@ def log_line(line: LogLine) -> str:
     return f'{who} logged "{shortened(line.message)}" ({level}, {line.logger}{times}{hidden})'
 
 
-def logs_in(case: Case, hooks: Iterable[str], most: int = 2) -> list[str]:
+def logs_in(case: Case, hooks: Iterable[str]) -> list[str]:
     """What was logged in these hooks, the most frequent first."""
     wanted = set(hooks)
     lines = [line for line in case.run.logs if line.hook in wanted]
     lines.sort(key=lambda line: -line.count)
-    return list(dict.fromkeys(log_line(line) for line in lines))[:most]
+    return list(dict.fromkeys(log_line(line) for line in lines))[:_MOST]
 
 
 def of_engine(engine: Engine, lines: Iterable[LogLine]) -> list[LogLine]:

@@ -75,7 +75,7 @@ def rule(case: Case) -> Results:
         why = reasons(case, engine)
         if not why or not case.tokens(CAUSE):
             continue
-        name = engine.connector.cls if engine.connector else "The connector"
+        name = engine.connector_name
         yield case.finding(
             CAUSE,
             f"{name} switched itself off: it put no store into the metadata of "

@@ -19,17 +19,12 @@ CAUSE = Cause(
 
 
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
-    if span.phase != "decode":
-        return []
-    return [] if case.offers_decode(span.engine) else unclaimed
-
-
-def claim_unread(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
-    """What the metadata seems to name of generated tokens, and was not read, as none of the run was."""
+    """What no metadata names of generated tokens; or seems to name, and was not read, as none of the run
+    was."""
     return [] if span.phase != "decode" or case.offers_decode(span.engine) else unclaimed
 
 
-CLAIMS = {Turn.UNREAD: claim_unread, Turn.POSITION: claim}
+CLAIMS = {Turn.UNREAD: claim, Turn.POSITION: claim}
 
 
 def rule(case: Case) -> Results:

@@ -77,7 +77,7 @@ def _finding(case: Case, victims: list[CaseRequest]) -> Finding:
     kept = unit.kept_back if unit else 1
     where = f"unit {size}, {unit.where if unit else 'a block'}"
     affected = of_all(len(victims), len(case.of_engine(engine.tag)), "prompt")
-    name = engine.connector.cls if engine.connector else "The connector"
+    name = engine.connector_name
     were = "was" if len(victims) == 1 else "were"
     reason = "rounded down to 0 tokens, they share the key of the empty prefix"
     rounding = f"the longest has {plural(max(r.prompt for r in victims), 'token')} ({where})"

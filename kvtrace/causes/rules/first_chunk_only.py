@@ -69,7 +69,7 @@ def rule(case: Case) -> Results:
         rows.sort(key=lambda r: -lost[r.row])
         engine = case.engines[rows[0].engine]
         chunked = [r for r in case.of_engine(engine.tag) if r.chunks >= 2 and not r.grown_step]
-        name = engine.connector.cls if engine.connector else "The connector"
+        name = engine.connector_name
         affected = of_all(len(rows), len(chunked), "chunked prompt")
         what = "first chunk" if all(map(first_chunk_alone, rows)) else "first chunks"
         yield case.finding(

@@ -44,7 +44,7 @@ def rule(case: Case) -> Results:
     if rows:
         mine = [request for request in sessions if request.engine == rows[0].engine]
         engine = case.engines[rows[0].engine]
-        name = engine.connector.cls if engine.connector else "The connector"
+        name = engine.connector_name
         affected = of_all(len(rows), len(mine), "streaming session")
         added = count(sum(request.prompt - request.arrived for request in rows))
         yield case.finding(

@@ -46,7 +46,7 @@ def rule(case: Case) -> Results:
     if not rows:
         return
     engine = case.engines[rows[0].engine]
-    name = engine.connector.cls if engine.connector else "The connector"
+    name = engine.connector_name
     of_engine = case.of_engine(engine.tag)
     without = [r for r in rows if not r.entries]
     stored = [r for r in of_engine if r.stored_end]
