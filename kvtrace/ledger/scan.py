@@ -52,7 +52,6 @@ _NOT_READ = pack_head(0xFF, code=0xFF, flags=Flag.UNREADABLE)
 """Of calls of hooks, which are most of a spool, those are read here whose metadata could not be."""
 _RECORDS = 16384
 """Read at a time: a megabyte, which stays in the processor's cache."""
-_EMPTY: Array = np.empty(0, dtype=np.int64)
 _FULL = 2  # graph mode
 
 
@@ -219,84 +218,54 @@ class _Schedules:
 
 
 class _Executions:
-    """Executed steps, with what is needed of each."""
+    """Executions of real steps."""
 
     def __init__(self) -> None:
-        self._steps: list[Array] = []
-        self._modes: list[Array] = []
-        self._batches: list[Array] = []  # tokens, padded tokens, whether a graph was captured
-        self._idle: list[Array] = []
-        self._failed: list[Array] = []
-        self._watched: list[Array] = []
-        self._watched_loads: list[Array] = []
-        self._began: list[Array] = []  # step, host time of its begin
-        self._spent: dict[int, tuple[int, int, int]] = {}  # tag -> (ns, first begin, greatest step)
+        self._tables: list[Records] = []
 
     def add(self, table: Records) -> None:
         ran = rows.columns(rows.Execution, table)
-        real = real_step(ran.step) & ((rows.flags(ran.head) & Flag.DUMMY) == 0)
-        if not real.any():
-            return
-        ran = rows.columns(rows.Execution, table[real])
-        marks = rows.flags(ran.head)
-        idle = (ran.tokens == 0) | ((marks & Flag.NO_FORWARD) != 0)
-        captured = ((marks & Flag.CAPTURE) != 0).astype(np.int64)
-        self._steps.append(ran.step[~idle])
-        self._modes.append(np.clip(ran.mode[~idle], -1, 2))
-        self._batches.append(np.stack([ran.tokens, ran.padded, captured], axis=1)[~idle])
-        self._idle.append(ran.step[idle])
-        self._failed.append(ran.step[(marks & Flag.RAISED) != 0])
-        self._watched.append(ran.step[(marks & Flag.STORE) != 0])
-        self._watched_loads.append(ran.step[(marks & Flag.LOAD) != 0])
-        self._began.append(np.stack([ran.step, ran.t0], axis=1))
-        tags = ran.step >> STEP_SHIFT
-        spans = np.clip(ran.t1.astype(float) - ran.t0.astype(float), 0, None)
-        for tag in np.unique(tags).tolist():
-            here = tags == tag
-            spent, first_t, last = self._spent.get(tag, (0, int(ran.t0[here][0]), 0))
-            self._spent[tag] = (
-                spent + int(spans[here].sum()), first_t, max(last, int(ran.step[here].max())),
-            )  # fmt: skip
+        self._tables.append(table[real_step(ran.step) & ((rows.flags(ran.head) & Flag.DUMMY) == 0)])
 
     def result(self) -> dict[int, Executed]:
-        step, first = np.unique(np.concatenate([_EMPTY, *self._steps]), return_index=True)
-        mode = np.concatenate([_EMPTY, *self._modes])[first]
-        batch = np.concatenate([np.empty((0, 3), dtype=np.int64), *self._batches])[first]
-        idle = np.unique(np.concatenate([_EMPTY, *self._idle]))
-        failed = np.unique(np.concatenate([_EMPTY, *self._failed]))
-        watched = np.unique(np.concatenate([_EMPTY, *self._watched]))
-        watched_loads = np.unique(np.concatenate([_EMPTY, *self._watched_loads]))
-        began = np.concatenate([np.empty((0, 2), dtype=np.int64), *self._began])
-        began = began[np.argsort(began[:, 1], kind="stable")]
-        done = {}
-        for tag, (spent, first_t, last) in self._spent.items():
-            here = (step >> STEP_SHIFT) == tag
-            kinds, counts = np.unique(mode[here], return_counts=True)
-            idle_here = idle[(idle >> STEP_SHIFT) == tag]
-            began_here = began[(began[:, 0] >> STEP_SHIFT) == tag]
-            done[tag] = Executed(
-                steps=step[here],
-                mode_of=mode[here].astype(np.int8),
-                batches=_batches(mode[here], batch[here]),
-                capturing=int(batch[here, 2].sum()),
-                modes=dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
-                full=step[here & (mode == _FULL)],
-                idle=idle_here[~np.isin(idle_here, step[here])],
-                failed=failed[(failed >> STEP_SHIFT) == tag],
-                watched=watched[(watched >> STEP_SHIFT) == tag],
-                watched_loads=watched_loads[(watched_loads >> STEP_SHIFT) == tag],
-                began_steps=began_here[:, 0],
-                began_t=began_here[:, 1],
-                nanoseconds=spent,
-                first_t=first_t,
-                last=last,
-            )
-        return done
+        table = np.concatenate([np.empty((0, 8), dtype=np.int64), *self._tables])
+        tags = rows.columns(rows.Execution, table).step >> STEP_SHIFT
+        _, first = np.unique(tags, return_index=True)
+        return {tag: _executed(table[tags == tag]) for tag in tags[np.sort(first)].tolist()}
 
 
-def _batches(mode: Array, batch: Array) -> dict[int, tuple[int, int]]:
-    """Graph mode -> (tokens, padded tokens) over the steps that tell both; ``batch``: shape (steps, 3)."""
-    tokens, padded, _ = batch.T
+def _executed(table: Records) -> Executed:
+    """What the worker of one engine executed."""
+    ran = rows.columns(rows.Execution, table)
+    marks = rows.flags(ran.head)
+    idle = (ran.tokens == 0) | ((marks & Flag.NO_FORWARD) != 0)
+    steps, first = np.unique(ran.step[~idle], return_index=True)
+    mode = np.clip(ran.mode[~idle][first], -1, 2)
+    kinds, counts = np.unique(mode, return_counts=True)
+    captured = (marks[~idle][first] & Flag.CAPTURE) != 0
+    began = np.argsort(ran.t0, kind="stable")
+    spans = np.clip(ran.t1.astype(float) - ran.t0.astype(float), 0, None)
+    return Executed(
+        steps=steps,
+        mode_of=mode.astype(np.int8),
+        batches=_batches(mode, ran.tokens[~idle][first], ran.padded[~idle][first]),
+        capturing=int(captured.sum()),
+        modes=dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
+        full=steps[mode == _FULL],
+        idle=np.setdiff1d(ran.step[idle], steps),
+        failed=np.unique(ran.step[(marks & Flag.RAISED) != 0]),
+        watched=np.unique(ran.step[(marks & Flag.STORE) != 0]),
+        watched_loads=np.unique(ran.step[(marks & Flag.LOAD) != 0]),
+        began_steps=ran.step[began],
+        began_t=ran.t0[began],
+        nanoseconds=int(spans.sum()),
+        first_t=int(ran.t0[0]),
+        last=int(ran.step.max()),
+    )
+
+
+def _batches(mode: Array, tokens: Array, padded: Array) -> dict[int, tuple[int, int]]:
+    """Graph mode -> (tokens, padded tokens) over the steps that tell both."""
     known = (tokens > 0) & (padded >= tokens) & (padded < 1 << 40)
     return {
         kind: (int(tokens[known & (mode == kind)].sum()), int(padded[known & (mode == kind)].sum()))
