@@ -6,7 +6,8 @@ Strings of the trace are cleaned here: one line, no control characters.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kvtrace.grouped import grouped
@@ -170,7 +171,7 @@ def _timeline(story: Story) -> list[TimelineRow]:
     """What happened; long rows of chunks and of decode metadata are cut, and it says so."""
     rows: list[TimelineRow] = []
     shown = {"chunk": 0, "metadata": 0}
-    for moment in story.moments:
+    for moment, alike in _each_once(story.moments):
         if moment.kind in shown:
             if story.token is not None and not _concerns(moment, story.token):
                 continue
@@ -181,8 +182,16 @@ def _timeline(story: Story) -> list[TimelineRow]:
             rows += _left_out(shown)
             rows += _decode(story, moment)
         step = f"step {moment.step}" if moment.step else ""
-        rows.append(TimelineRow(_at(moment.at_ns), step, _sentence(moment), _details(story, moment)))
+        again = f", {plural(len(alike), 'time')} up to step {alike[-1].step}" if len(alike) > 1 else ""
+        rows.append(TimelineRow(_at(moment.at_ns), step, _sentence(moment) + again, _details(story, moment)))
     return rows + _left_out(shown)
+
+
+def _each_once(moments: Iterable[Moment]) -> Iterator[tuple[Moment, list[Moment]]]:
+    """The moments, with those that are alike and follow: a request that waits is looked up in every step."""
+    for (kind, _), group in groupby(moments, key=lambda one: (one.kind, _sentence(one))):
+        alike = list(group)
+        yield from [(alike[0], alike)] if kind == "lookup" else ((one, [one]) for one in alike)
 
 
 def _concerns(moment: Moment, token: int) -> bool:

@@ -24,7 +24,7 @@ from kvtrace.story.listing import listing
 from kvtrace.story.locate import run_directory, traced_directory
 from kvtrace.story.story import Story
 from kvtrace.story.tell import tell
-from kvtrace.trace.format import Flag
+from kvtrace.trace.format import STEP_MASK, Flag
 
 
 def page(story: Story, width: int = 100) -> str:
@@ -122,6 +122,20 @@ def test_loads_preemption_and_a_request_that_never_ends(tmp_path: Path) -> None:
     cut = page(tell(tmp_path, "cut"), 140)
     assert "not finished when the trace ends" in cut and "preempted, with KV for 32 tokens" in cut
     assert "resumed after a preemption" in cut
+
+
+def test_lookups_of_a_request_that_waits_are_one_line(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("waits", 32, 4))
+    steps = []
+    for offered in (0, 0, 0, 16):
+        steps.append(sim.step([], tokens=1))
+        sim.lookup("waits", 0, offered, None)
+    sim.write()
+    text = page(tell(tmp_path, "waits"), 140)
+    last = (steps[2] & STEP_MASK) + 1
+    assert f"0 tokens offered by the connector, 3 times up to step {last}\n" in text
+    assert text.count("lookup:") == 2
 
 
 def test_tokens_that_a_load_left_out(tmp_path: Path) -> None:
