@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +25,7 @@ from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.book import ask, balance, follow, look
 from kvtrace.ledger.loads.resumed import ask_resumed, follow_resumed
 from kvtrace.ledger.places import places as written_to
-from kvtrace.ledger.requests import Request, Requests, collect
+from kvtrace.ledger.requests import Request, Requests, by_engine, collect
 from kvtrace.ledger.run import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
 from kvtrace.ledger.saves.assign import RequestSaves, Saves, assign
 from kvtrace.ledger.saves.completion import settle
@@ -144,10 +145,14 @@ def _books(
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests), asked.add)
-    engines = _all_counted(who.engines, requests, found.unreadable, implied, coverage)
+    of_engine = by_engine(requests)
+    engines = [
+        _counted(one, of_engine[one.tag].values(), found.unreadable, implied, coverage) for one in who.engines
+    ]
     wanted, accepted = ask(requests, engines)
     prints = printed(engines, scans, requests, {one.asked.request: one.asked.positions for one in accepted})
-    contents = compare(prints, requests, _places(seen.given), _written(engines, watched))
+    places = Places(chain.from_iterable(seen.given.values()))
+    contents = compare(prints, requests, places, _written(engines, watched))
     slots = {key: one.slots for key, one in watched.items()}
     resumed = ask_resumed(requests, engines)
     looked = look([*accepted, *resumed], engines, scans, seen.executed, slots)
@@ -186,25 +191,31 @@ def _books(
         ],
         spans=saves.spans,
         swallowed=evidence.swallowed,
-        trust=saves.trust,
+        trust=saves.trust, whole=saves.whole, kept=_kept(engines, saves),
         async_saves=async_saves, outside=[total for one in seen.told.values() for total in one.totals],
+        states=book_of_states(engines, every.requests, scans, seen.given),
+        device=device.merged(one.device for one in scans),
+        start_failures=reported.start_failures(scans),
+        logs=reported.logs(scans),
+        asking=reported.asking(scans),
+        config_keys=reported.config_keys(scans),
+        unreadable_metadata=reported.unreadable_metadata(scans),
+        watch_limits=reported.watch_limits(scans),
     )  # fmt: skip
-    run = replace(run, states=book_of_states(engines, every.requests, scans, seen.given))
-    return _Books(_with_facts(_with_whole(run, saves), scans), requests, saves.ways)
+    return _Books(run, requests, saves.ways)
 
 
-def _with_whole(run: Run, saves: Saves) -> Run:
-    """The run, with whole tokens, and the prompt tokens that were saved layer by layer and rank by rank."""
-    kept = [
+def _kept(engines: Sequence[Engine], saves: Saves) -> list[PairKept]:
+    """The prompt tokens that were saved, layer by layer and rank by rank."""
+    return [
         PairKept(engine.tag, worker.rank, layer, *map(int, tokens))
-        for engine in run.engines
+        for engine in engines
         for (worker, layer), tokens in zip(
             ((worker, layer) for worker in engine.workers for layer in worker.kv_layers),
             saves.kept.get(engine.tag, ()),
             strict=False,
         )
     ]
-    return replace(run, whole=saves.whole, kept=kept)
 
 
 def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
@@ -216,10 +227,6 @@ def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
     return replace(found, requests=requests)
 
 
-def _places(given: Mapping[int, Sequence[Given]]) -> Places:
-    return Places([one for of_engine in given.values() for one in of_engine])
-
-
 def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]) -> Written:
     found: dict[int, list[tuple[int, tuple[Interval, ...]]]] = defaultdict(list)
     for engine in engines:
@@ -229,20 +236,6 @@ def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watche
                 found[row] += [(touch.columns << first, touch.positions) for touch in writes]
             first += len(worker.kv_layers)
     return dict(found)
-
-
-def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
-    """The run, with what its processes said of themselves."""
-    return replace(
-        run,
-        device=device.merged(one.device for one in scans),
-        start_failures=reported.start_failures(scans),
-        logs=reported.logs(scans),
-        asking=reported.asking(scans),
-        config_keys=reported.config_keys(scans),
-        unreadable_metadata=reported.unreadable_metadata(scans),
-        watch_limits=reported.watch_limits(scans),
-    )
 
 
 def _size(path: Path) -> int:
@@ -312,7 +305,7 @@ def _watched(
 ) -> dict[tuple[int, str], Watched]:
     """What each worker was seen to do with the KV cache, by Worker.key."""
     by_name = {one.name: one for one in scans}
-    of_engine = _by_engine(requests)
+    of_engine = by_engine(requests)
     found = {}
     for engine in engines:
         here = of_engine[engine.tag]
@@ -337,7 +330,7 @@ def _unnamed(
     found: Requests, engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]
 ) -> Unnamed:
     """What was read and stands in no metadata, of all engines."""
-    of_engine = _by_engine(found.requests)
+    of_engine = by_engine(found.requests)
     parts = []
     for engine in engines:
         workers = [watched[worker.key] for worker in engine.workers]
@@ -364,24 +357,8 @@ def _with_implied(requests: Sequence[Request], implied: Unnamed) -> list[Request
     ]
 
 
-def _by_engine(requests: Sequence[Request]) -> dict[int, dict[int, Request]]:
-    """Engine -> row -> request."""
-    found: dict[int, dict[int, Request]] = defaultdict(dict)
-    for row, request in enumerate(requests):
-        found[request.engine][row] = request
-    return found
-
-
 def _store_steps(requests: Sequence[Request]) -> Array:
     return np.unique(np.array([e.step for request in requests for e in request.entries], dtype=np.int64))
-
-
-def _all_counted(
-    engines: Sequence[Engine], requests: Sequence[Request], unreadable: Steps, implied: Unnamed,
-    coverage: CoverageTables,
-) -> list[Engine]:  # fmt: skip
-    of_engine = _by_engine(requests)
-    return [_counted(one, of_engine[one.tag].values(), unreadable, implied, coverage) for one in engines]
 
 
 def _counted(

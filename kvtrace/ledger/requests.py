@@ -530,6 +530,14 @@ def _transfers(scans: Sequence[SpoolScan], requests: Sequence[_Draft]) -> dict[i
     return found
 
 
+def by_engine(requests: Sequence[Request]) -> dict[int, dict[int, Request]]:
+    """Engine -> row -> request."""
+    found: dict[int, dict[int, Request]] = defaultdict(dict)
+    for row, request in enumerate(requests):
+        found[request.engine][row] = request
+    return found
+
+
 def rows_by_id(requests: Sequence[Request | _Draft]) -> dict[str, list[int]]:
     """Rows of the requests by the engine's id: several may have the same one after the other."""
     found: dict[str, list[int]] = defaultdict(list)

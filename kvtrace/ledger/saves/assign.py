@@ -18,7 +18,7 @@ import pandas as pd
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.intervals import intersect, length, subtract
 from kvtrace.ledger.loads.outcome import Arrived
-from kvtrace.ledger.requests import Request
+from kvtrace.ledger.requests import Request, by_engine
 from kvtrace.ledger.run import BASE_COLUMNS, ENTRY_COLUMNS, LOST_COLUMNS, Engine, Span, Trust
 from kvtrace.ledger.saves.joint import Joint
 from kvtrace.ledger.saves.pairs import Pairs, SaveEvidence, pairs_of
@@ -82,9 +82,7 @@ def assign(
     Raises:
         AssertionError: the outcomes do not sum to positions x pairs.
     """
-    of_engine: dict[int, dict[int, Request]] = defaultdict(dict)
-    for row, request in enumerate(requests):
-        of_engine[request.engine][row] = request
+    of_engine = by_engine(requests)
     made = {engine.tag: pairs_of(engine, of_engine[engine.tag], evidence) for engine in engines}
     total = 0
     base: Rows = []
