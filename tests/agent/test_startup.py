@@ -70,3 +70,19 @@ def test_a_worker_that_comes_up_says_nothing(trace: Any) -> None:
     assert trace.facts(Fact.START_FAILED) == []
     startup._watch_worker(SimpleNamespace(load_model=None))
     startup._watch_worker(None)
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "\n  Begun before the\n  other one was ready.\n\n  This means",
+            "Begun before the other one was ready.",
+        ),
+        (OOM, "CUDA error: out of memory"),
+        ("1 validation error for C\n  Value error, x\n", "1 validation error for C Value error, x"),
+        ("", ""),
+    ],
+)
+def test_what_is_told_of_a_message_of_several_lines(trace: Any, message: str, told: str) -> None:
+    assert startup.said(RuntimeError(message)) == told

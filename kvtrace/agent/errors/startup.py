@@ -5,6 +5,7 @@ initialization failed" at best. The exception itself goes on untouched."""
 from __future__ import annotations
 
 import functools
+import re
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -20,6 +21,8 @@ _OF_WORKER = ("load_model", "determine_available_memory", "compile_or_warm_up_mo
 COMMAND_LINE, CONFIGURATION, ENGINE_CORE, LLM = "command line", "configuration", "engine core", "LLM"
 _CHECKERS = {"kvtrace", "pydantic", "pydantic_core"}
 _MOST = 500
+_NEXT_SENTENCE = re.compile(r"\n(?!\s*[a-z])")
+"""A line that does not go on with the one above."""
 
 
 def wrap_parser(module: ModuleType) -> None:
@@ -123,7 +126,6 @@ def said(error: BaseException) -> str:
     """The message of an exception at the engine's start, whole where no request was there yet."""
     keep = AGENT.config.keep_messages or _before_any_request(error) or _of_the_engine(error)
     text = foreign.of_exception(error, keep, 2000).strip()
-    lines = text.splitlines()
-    if len(lines) > 1 and "validation error" in lines[0]:  # pydantic: the field and what is wrong, below
-        return " ".join(text.split())[:_MOST]
-    return next(iter(lines), "")[:_MOST]  # torch adds paragraphs of advice below its message
+    first, *_ = _NEXT_SENTENCE.split(text, 1)
+    # pydantic says the field and what is wrong below; torch adds sentences of advice below its message
+    return " ".join((text if "validation error" in first else first).split())[:_MOST]

@@ -47,7 +47,10 @@ def rule(case: Case) -> Results:
         CAUSE,
         f"The engine did not start: {said}.",
         evidence=[evidence(case, one) for one in failures[:3]],
-        remedy=[mend or (f"look at {first.where}" if first.where else CAUSE.remedy), _DOCTOR],
+        remedy=[
+            mend or "mend what the message names" + (f" ({first.where})" if first.where else ""),
+            _DOCTOR,
+        ],
         headline=f"the engine did not start: {said}",
     )
 
