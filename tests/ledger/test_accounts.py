@@ -83,7 +83,7 @@ class Run:
         return accounts(trace, RestFile(files=files))
 
     def told(self, **sizes: int | None) -> dict[int, Account]:
-        return {call: one for call, (one, _) in self.result(**sizes).of_call.items()}
+        return {call: one for call, (one, *_) in self.result(**sizes).of_call.items()}
 
 
 def test_a_call_whose_bytes_account_for_what_it_read_is_written() -> None:

@@ -63,21 +63,20 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Accounts:
     """Of one spool. Attributes:
-    of_call: number of a watched call -> what became of what it read, and the peer of what was SENT.
+    of_call: number of a watched call -> what became of what it read, the peer of what was SENT, and the
+    step in which what it wrote was written over.
     totals: of each connector.
     putting: calls of connectors that put bytes somewhere.
-    over: call -> the step in which what it wrote was written over.
     """
 
-    of_call: Mapping[int, tuple[Account, str]] = field(default_factory=dict)
+    of_call: Mapping[int, tuple[Account, str, int]] = field(default_factory=dict)
     totals: tuple[OutsideBytes, ...] = ()
     putting: frozenset[int] = frozenset()
-    over: Mapping[int, int] = field(default_factory=dict)
 
     def of(self, call: int) -> tuple[Account, str, int]:
-        """What became of what it read, the peer, and the step in which it was written over."""
-        nothing = Account.PARTLY if call in self.putting else Account.OPEN, ""
-        return *self.of_call.get(call, nothing), self.over.get(call, 0)
+        """As ``of_call``, of any call."""
+        nothing = Account.PARTLY if call in self.putting else Account.OPEN
+        return self.of_call.get(call, (nothing, "", 0))
 
 
 class TracedSpool(NamedTuple):
@@ -98,12 +97,11 @@ def accounts(trace: TracedSpool, rest: RestFile) -> Accounts:
     indexes = sorted(set(np.unique(rows.detail(slots.head)).tolist()) - {0})
     reads = set(rows.detail(slots.head[rows.flags(slots.head) & Flag.STORE != 0]).tolist()) & {*indexes}
     found = [_of_connector(trace, files, index, alone=(reads or {*indexes}) == {index}) for index in indexes]
-    put = [one.total.connector for one in found if one.total.went]
+    put = [total.connector for _, total in found if total.went]
     return Accounts(
-        {call: account for one in found for call, account in one.of_call.items()},
-        tuple(one.total for one in found),
+        {call: account for of_call, _ in found for call, account in of_call.items()},
+        tuple(total for _, total in found),
         frozenset(slots.call[np.isin(rows.detail(slots.head), put)].tolist()),
-        {call: step for one in found for call, step in one.over.items()},
     )
 
 
@@ -387,17 +385,12 @@ def _most(group: Array, what: Array, amount: Array, number: int, share: float = 
     return found
 
 
-class _Settled(NamedTuple):
-    """What is known of one connector: of its calls, the step in which what they wrote was written over, and
-    the sums."""
+def _of_connector(
+    trace: TracedSpool, files: _Files, index: int, alone: bool
+) -> tuple[Mapping[int, tuple[Account, str, int]], OutsideBytes]:
+    """What is known of its calls, as in Accounts, and the sums.
 
-    of_call: Mapping[int, tuple[Account, str]]
-    over: Mapping[int, int]
-    total: OutsideBytes
-
-
-def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) -> _Settled:
-    """``alone``: no other one reads KV to store: what was done for no known connector is this one's."""
+    ``alone``: no other one reads KV to store: what was done for no known connector is this one's."""
     found = _read(trace, files, index, [index, 0] if alone else [index])
     calls, writes, sent = found.calls, found.writes, found.sent
     own = [files.every[place] for place in np.unique(writes.to).tolist()]
@@ -443,18 +436,14 @@ def _of_connector(trace: TracedSpool, files: _Files, index: int, alone: bool) ->
         account[account == Account.LOST_LATER] = Account.OPEN
     known = calls.stores & (account != Account.OPEN)
     names = {0: "", **{one: trace.names.get(one, "") for one in np.unique(peer).tolist()}}
+    over[~np.isin(account, (Account.WRITTEN_OVER, Account.OVERWRITTEN))] = 0
     of_call = {
-        call: (Account(of), names[to] if of == Account.SENT else "")
-        for call, of, to in zip(
-            *(column[known].tolist() for column in (calls.number, account, peer)), strict=True
+        call: (Account(of), names[to] if of == Account.SENT else "", step)
+        for call, of, to, step in zip(
+            *(column[known].tolist() for column in (calls.number, account, peer, over)), strict=True
         )
     }
-    written_over = known & np.isin(account, (Account.WRITTEN_OVER, Account.OVERWRITTEN))
-    return _Settled(
-        of_call,
-        dict(zip(calls.number[written_over].tolist(), over[written_over].tolist(), strict=True)),
-        total,
-    )
+    return of_call, total
 
 
 def _by_peer(sent: _Moves) -> list[int]:
