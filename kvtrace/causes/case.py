@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding, OfRequest, Whole
-from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.taken import kept
 from kvtrace.causes.evidence.unit import Sample, StoredUnits, Unit, infer_unit
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import NOT_SAVED, OTHERS_READ, SaveEnd
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.reported import UNFOLLOWED
+from kvtrace.ledger.reported import SAVE_HOOKS, UNFOLLOWED
 from kvtrace.ledger.run import Engine, Run
 from kvtrace.ledger.values import replace
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade

@@ -25,6 +25,12 @@ HARMLESS = frozenset(
     {"FileExistsError", "FileNotFoundError", "TimeoutError", "BlockingIOError", "InterruptedError"}
 )
 """Exceptions by which code finds out: caught, they prove nothing."""
+SAVE_HOOKS = tuple(hook.name for hook in hooks.SAVING)
+LOAD_HOOKS = tuple(hook.name for hook in hooks.LOADING)
+START_HOOKS = (hooks.REGISTER_KV_CACHES.name, hooks.REGISTER_CROSS_LAYERS.name)
+"""They run before the first step."""
+BACKGROUND = ("thread", "executor", "asyncio")
+"""Where exceptions of a connector's work beside the hooks stand."""
 _MAX_PLACES = 256
 _WORST = ("failed", "late", "missing", "found", "pending")
 
@@ -114,8 +120,8 @@ def _opened_in_vain(scan: SpoolScan) -> int:
 
 def _in_vain(fact: Swallowed, opened: int) -> bool:
     """Whether it was by these files that it was caught, and not by looking for one."""
-    saving = fact.asked_by if fact.hook in _BACKGROUND else fact.hook
-    missing = fact.type == "FileNotFoundError" and saving in _SAVE_HOOKS and not fact.broad
+    saving = fact.asked_by if fact.hook in BACKGROUND else fact.hook
+    missing = fact.type == "FileNotFoundError" and saving in SAVE_HOOKS and not fact.broad
     return missing and fact.went_on is False and 0 < fact.count <= opened
 
 
@@ -177,9 +183,7 @@ def caught_in(worker: Worker, swallowed: Sequence[Swallowed], of: Sequence[hooks
     )
 
 
-_BACKGROUND = ("thread", "executor", "asyncio")
-_LOAD_HOOKS = frozenset(hook.name for hook in hooks.LOADING)
-_SAVING = frozenset((*(hook.name for hook in hooks.SAVING), *_BACKGROUND))
+_SAVING = (*SAVE_HOOKS, *BACKGROUND)
 
 
 def caught_in_saving(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
@@ -200,9 +204,9 @@ def caught_in_loading(swallowed: Sequence[Swallowed]) -> dict[int, list[str]]:
     that after which the same call went on to do its work."""
     found: dict[int, list[str]] = defaultdict(list)
     for fact in swallowed:
-        asked = fact.asked_by if fact.hook in _BACKGROUND else fact.hook
-        if asked in _LOAD_HOOKS and not fact.broad and not fact.went_on and fact.type not in HARMLESS:
-            whose = f"{fact.hook} for {asked}" if fact.hook in _BACKGROUND else asked
+        asked = fact.asked_by if fact.hook in BACKGROUND else fact.hook
+        if asked in LOAD_HOOKS and not fact.broad and not fact.went_on and fact.type not in HARMLESS:
+            whose = f"{fact.hook} for {asked}" if fact.hook in BACKGROUND else asked
             line = f"{whose} raised and caught {fact.type}: {fact.message[:160]} (at {fact.where})"
             for step in dict.fromkeys(step for step, _ in fact.places):
                 found[step].append(line)
@@ -264,13 +268,12 @@ UNFOLLOWED = frozenset({facts.Limit.ADDRESS, facts.Limit.OPERATION, facts.Limit.
 UNRECORDED = frozenset({facts.Limit.NATIVE, facts.Limit.THREAD})
 """Of these the ones of which nothing is recorded: of an operation that is not known, and of an address that
 was given out, a record says that slots were read, and not which."""
-_SAVE_HOOKS = frozenset(hook.name for hook in hooks.SAVING)
 
 
 def hides_writes(scans: Sequence[SpoolScan], kinds: Collection[str] = UNFOLLOWED) -> frozenset[str]:
     """Spools of processes in which a load may have written KV unseen: a way of these kinds was met elsewhere
     than in a hook that saves."""
-    met = [one for one in watch_limits(scans) if one.kind in kinds and one.hook not in _SAVE_HOOKS]
+    met = [one for one in watch_limits(scans) if one.kind in kinds and one.hook not in SAVE_HOOKS]
     return frozenset(one.spool for one in met)
 
 

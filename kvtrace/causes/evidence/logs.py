@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
+from kvtrace.ledger.reported import BACKGROUND, SAVE_HOOKS
 from kvtrace.ledger.run import Engine, LogLine, Swallowed
 from kvtrace.trace.facts import TOLD_EACH
 from kvtrace.words import plural

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvtrace import mend
-from kvtrace.causes.evidence.hooks import START_HOOKS
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.ledger.reported import START_HOOKS
 from kvtrace.ledger.run import Connector, Engine
 from kvtrace.words import count, listed
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence.accounted import all_accounted
-from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
 from kvtrace.causes.rule import (
     FAULT,
@@ -24,7 +23,7 @@ from kvtrace.causes.rule import (
     Turn,
 )
 from kvtrace.causes.rules.stored_nothing import idle_steps
-from kvtrace.ledger.reported import ALL_SAID, HARMLESS, may_end_a_save
+from kvtrace.ledger.reported import ALL_SAID, BACKGROUND, HARMLESS, SAVE_HOOKS, may_end_a_save
 from kvtrace.ledger.run import Swallowed
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace.facts import Limit

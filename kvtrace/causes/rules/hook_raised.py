@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS, START_HOOKS
 from kvtrace.causes.rule import (
     FAULT,
     NOTE,
@@ -20,6 +19,7 @@ from kvtrace.causes.rule import (
     Stage,
     Turn,
 )
+from kvtrace.ledger.reported import BACKGROUND, SAVE_HOOKS, START_HOOKS
 from kvtrace.ledger.run import HookException
 from kvtrace.words import count, listed, plural
 

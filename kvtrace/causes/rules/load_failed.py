@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.evidence.hooks import BACKGROUND, LOAD_HOOKS
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.reported import HARMLESS
+from kvtrace.ledger.reported import BACKGROUND, HARMLESS, LOAD_HOOKS
 from kvtrace.versions import since
 from kvtrace.words import of_all, plural
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.evidence.hooks import LOAD_HOOKS, SAVE_HOOKS
 from kvtrace.causes.rule import NOTE, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.reported import LOAD_HOOKS, SAVE_HOOKS
 from kvtrace.ledger.run import Engine
 from kvtrace.words import count, plural
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.ledger.reported import SAVE_HOOKS
 from kvtrace.words import count, percent, plural
 
 CAUSE = Cause(

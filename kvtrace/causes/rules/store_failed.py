@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import unstored
-from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.ledger.reported import BACKGROUND, SAVE_HOOKS
 from kvtrace.words import plural
 
 CAUSE = Cause(
@@ -35,7 +35,7 @@ def rule(case: Case) -> Results:
             "failed.",
             evidence=unstored.caught_there(case, CAUSE)
             + unstored.where(case, CAUSE)
-            + logs_in(case, (*SAVE_HOOKS, "thread", "executor", "asyncio")),
+            + logs_in(case, (*SAVE_HOOKS, *BACKGROUND)),
             events=case.events(CAUSE, "read from the KV cache, and the put failed"),
             headline="the store did not take the KV",
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unstored
-from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, SaveEnd, Stage, Turn
+from kvtrace.ledger.reported import SAVE_HOOKS
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
