@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
+from kvtrace.ledger.intervals import intersect, length, subtract, union
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.slots.reads import Slots, covered, in_layer
@@ -23,7 +23,7 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
     other = 0
     for column in range(len(watched.worker.kv_layers)):
         amount = slots.amount(step, column)
-        own = {one: _read_in(slots, one, column, step) for one in named}
+        own = {one: slots.read_of(one, column, step) for one in named}
         if not any(intersect(own[one], parts) for one, parts in named.items()):
             own.clear()  # nothing that it names: of the same requests these are other slots, too
         again = cells[column].slots - amount.read if column in cells else 0  # by one call
@@ -54,19 +54,11 @@ def _due_of(slots: Slots, stores: Stores, row: int, column: int, request: int) -
     named = [part for at in stores.rows_of.get(request, ()) if at < row for part in stores.named[at][request]]
     if not named:
         return 0
-    touches = in_layer(slots.reads[request], column)
-    before = covered(one for one in touches if one.step < step)
-    now = covered(one for one in touches if one.step == step)
-    return length(intersect(now, subtract(union(named), before)))
+    before = covered(one for one in in_layer(slots.reads[request], column) if one.step < step)
+    return length(intersect(slots.read_of(request, column, step), subtract(union(named), before)))
 
 
 def strangers(slots: Slots, stores: Stores, row: int, column: int) -> list[int]:
     """Requests that a step does not name and whose slots it read in a layer, none of which was due."""
     unnamed = slots.read_in.get(int(stores.steps[row]), frozenset()) - stores.named[row].keys()
     return [request for request in unnamed if not _due_of(slots, stores, row, column, request)]
-
-
-def _read_in(slots: Slots, request: int, column: int, step: int) -> list[Interval]:
-    """Positions of a request that were read in a layer in one step."""
-    touches = in_layer(slots.reads.get(request, ()), column)
-    return covered(one for one in touches if one.step == step)

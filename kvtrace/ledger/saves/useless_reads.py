@@ -125,10 +125,9 @@ def _for_another_layer(
     if total < once[donor] * columns:
         return
     for row in slots.read_in[step]:
-        touches = slots.reads[row]
-        read = covered(one for one in in_layer(touches, donor) if one.step == step)
+        read = slots.read_of(row, donor, step)
         for at in idle:
-            parts = subtract(read, covered(in_layer(touches, at)))
+            parts = subtract(read, slots.read_of(row, at))
             if parts:
                 yield row, at, parts
 
@@ -139,10 +138,10 @@ def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: i
     amount, over, mine = slots.amount(step, column), 0, 0
     here = slots.read_in.get(step, frozenset())
     for row in here if any(0 < requests[row].last_step < step for row in here) else ():
-        touches = in_layer(slots.reads[row], column)
-        now = covered(one for one in touches if one.step == step)
+        now = slots.read_of(row, column, step)
         if 0 < requests[row].last_step < step:
-            over += length(intersect(now, covered(one for one in touches if one.step < step)))
+            before = covered(one for one in in_layer(slots.reads[row], column) if one.step < step)
+            over += length(intersect(now, before))
         else:
             mine += length(now)
     # A block of a request that is over may be another one's too, by the GPU's prefix cache.
@@ -188,7 +187,7 @@ class _Layer:
         """
         found: Holes = {}
         for row, chunk in chunks:
-            read = covered(in_layer(self._slots.reads.get(row, ()), self._column))
+            read = self._slots.read_of(row, self._column)
             reach = max((end for _, end in read), default=0)
             left = [
                 part for part in self._unread(row, chunk, read) if not (odd and read and part[0] >= reach)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.run import Engine, Worker
-from kvtrace.ledger.slots.reads import Slots, covered, in_layer
+from kvtrace.ledger.slots.reads import Slots
 
 
 def windows_of(engine: Engine, worker: Worker) -> dict[int, int]:
@@ -27,7 +27,7 @@ def out_of_window(slots: Slots, row: int, column: int, windows: Mapping[int, int
     """Positions of a request that nobody read in a layer and that its window had left, where all of the
     window was read. ``row``: of the request."""
     window = windows.get(column)
-    read = covered(in_layer(slots.reads.get(row, ()), column)) if window else []
+    read = slots.read_of(row, column) if window else []
     if not window or not read:
         return []
     start, end = read[-1]

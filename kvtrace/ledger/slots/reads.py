@@ -117,6 +117,11 @@ class Slots:
         """How many slots were read in a step in a layer."""
         return self.amounts.get((step, column), NONE)
 
+    def read_of(self, row: int, column: int, step: int | None = None) -> list[Interval]:
+        """Positions of a request that were read in a layer; of one step, or of all."""
+        touches = in_layer(self.reads.get(row, ()), column)
+        return covered(touch for touch in touches if step is None or touch.step == step)
+
     @property
     def visible(self) -> bool:
         """Whether any read of known slots was seen: this connector copies where the watch can see it."""
