@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from kvtrace.ledger.intervals import intersect, length, subtract
 from kvtrace.ledger.loads.outcome import Arrived
 from kvtrace.ledger.requests import Request, by_engine
 from kvtrace.ledger.run import BASE_COLUMNS, ENTRY_COLUMNS, LOST_COLUMNS, Engine, Span, Trust
-from kvtrace.ledger.saves.joint import Joint
+from kvtrace.ledger.saves.joint import joint_segments
 from kvtrace.ledger.saves.pairs import Pairs, SaveEvidence, pairs_of
 from kvtrace.ledger.saves.positions import IN_GPU_CACHE, PositionsEvidence, Segment, reuse_of
 from kvtrace.ledger.steps import Array
@@ -97,8 +98,8 @@ def assign(
             found.append(RequestSaves())
             continue
         way = ways[row] = _way(row, request, made[request.engine][0], evidence, loads.get(row))
-        joint = _joint([(number, part[row]) for number, part in enumerate(parts) if row in part])
-        of_request = _OfRequest(row, way, joint)
+        of_parts = [(number, part[row]) for number, part in enumerate(parts) if row in part]
+        of_request = _OfRequest(row, way, of_parts)
         base += of_request.base()
         lost += of_request.lost()
         whole += of_request.whole()
@@ -121,10 +122,6 @@ def assign(
     )
     _check(result)
     return result
-
-
-def _joint(parts: Sequence[tuple[int, PositionsEvidence]]) -> Joint | None:
-    return Joint(parts) if parts else None
 
 
 def _check(saves: Saves) -> None:
@@ -191,15 +188,17 @@ def _length(one: Segment) -> int:
 
 
 class _OfRequest:
-    """One request's rows in the tables."""
+    """One request's rows in the tables. ``parts``: of several connectors the ways of each."""
 
-    def __init__(self, row: int, way: PositionsEvidence, joint: Joint | None) -> None:
+    def __init__(
+        self, row: int, way: PositionsEvidence, parts: Sequence[tuple[int, PositionsEvidence]]
+    ) -> None:
         self._row, self._way, self._request = row, way, way.request
-        self._of_pair = joint.segments if joint else way.segments
-        counts, evidence = _classes([part for _, part in joint.parts] if joint else [way])
+        of_pair = partial(joint_segments, parts) if parts else way.segments
+        counts, evidence = _classes([part for _, part in parts] or [way])
         alike: dict[tuple[bool, tuple[Segment, ...]], list[int]] = defaultdict(list)
         for number, (_, pair) in enumerate(counts):
-            alike[bool(way.pairs.live[pair]), tuple(self._of_pair(pair))].append(number)
+            alike[bool(way.pairs.live[pair]), tuple(of_pair(pair))].append(number)
         self._classes = [
             _Class(sum(counts[number][0] for number in numbers), live, segments)
             for (live, segments), numbers in alike.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, Outcome, SaveEnd
@@ -15,15 +15,9 @@ _FIRST = (LOADED, NOT_LOADED, SAVED, PENDING, NOT_OBSERVED, LOCAL_HIT, NOT_SAVED
 stored it is enough, and what one of them did unseen may have been a save."""
 
 
-@dataclass(frozen=True)
-class Joint:
-    """One request's ways, as in :class:`PositionsEvidence`, by each connector's number."""
-
-    parts: Sequence[tuple[int, PositionsEvidence]]
-
-    def segments(self, pair: int) -> list[Segment]:
-        """The positions [0, computed) in one pair, in order; neighbours differ."""
-        return merged(_joined([(part, way.segments(pair)) for part, way in self.parts]))
+def joint_segments(parts: Sequence[tuple[int, PositionsEvidence]], pair: int) -> list[Segment]:
+    """As :meth:`PositionsEvidence.segments`, of one request's ways by each connector's number."""
+    return merged(_joined([(part, way.segments(pair)) for part, way in parts]))
 
 
 def _joined(parts: Sequence[tuple[int, list[Segment]]]) -> Iterator[Segment]:
