@@ -44,7 +44,13 @@ def each(work: Callable[[T, Add], R], of: Sequence[T], sizes: Sequence[int], add
         return
     _shared = work, of
     try:
-        with multiprocessing.get_context("fork").Pool(cores, _ends_when_told) as pool:
+        # A pool ends its processes by a signal: one that comes before they are ready for it has to wait.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            processes = multiprocessing.get_context("fork").Pool(cores, _ends_when_told)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with processes as pool:
             for size, result in zip(sizes, pool.imap(_done, range(len(of))), strict=True):
                 add(size)
                 yield result
@@ -53,8 +59,9 @@ def each(work: Callable[[T, Add], R], of: Sequence[T], sizes: Sequence[int], add
 
 
 def _ends_when_told() -> None:
-    """A handler that it inherits may run before it waits for work, and not end it: the pool would hang."""
+    """Whatever handler it inherits: that might run, and not end it, and the pool would hang."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _done(at: int) -> Any:

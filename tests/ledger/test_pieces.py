@@ -191,6 +191,34 @@ def test_a_process_that_reads_spools_ends_by_a_signal(monkeypatch: pytest.Monkey
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_signal_before_such_a_process_is_ready_ends_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process has done all while the other one, just forked, is not yet there: the pool hung then."""
+    get_ready = side_by_side._ends_when_told
+
+    def told_first() -> None:
+        first = not (tmp_path / "first").exists()
+        (tmp_path / "first").touch()
+        if not first:
+            os.kill(os.getpid(), signal.SIGTERM)
+        get_ready()
+        (tmp_path / ("ready" if first else "too late")).touch()
+
+    monkeypatch.setattr(side_by_side, "_ends_when_told", told_first)
+    monkeypatch.setattr(side_by_side, "_WORTH", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        assert list(side_by_side.each(lambda one, add: one, [1, 2], [5, 5], print)) == [1, 2]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (tmp_path / "ready").exists() and not (tmp_path / "too late").exists()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
+
+
 def test_spools_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(one: int, add: side_by_side.Add) -> tuple[int, int]:
         add(1)
