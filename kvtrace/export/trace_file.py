@@ -47,6 +47,7 @@ class WrittenTimeline:
 
     tracks: int = 0
     slices: int = 0
+    instants: int = 0
     flows: int = 0
     ended: int = 0
 
@@ -126,6 +127,7 @@ class Sequence:
         """A moment; `flows`: numbers of flows that begin in it."""
         starting = b"".join(fixed64(_FLOWS, flow) for flow in flows)
         self._event(t, _INSTANT, track, self._named(name, values) + starting)
+        self._file.written.instants += 1
         self._file.written.flows += len(starting) // _FLOW_BYTES
 
     def count(self, track: int, t: int, value: int) -> None:

@@ -92,7 +92,7 @@ def timeline(run: Path, wanted: Wanted | None = None) -> Timeline:
     written = write_perfetto(open_run(run, wanted), place)
     found = Timeline(place.read_bytes())
     assert written.tracks == len(found.tracks)
-    assert written.slices == len(found.slices())
+    assert written.slices == len(found.slices()) and written.instants == len(found.instants())
     return found
 
 

@@ -50,14 +50,14 @@ class _Comparing(NamedTuple):
 class StepBlocks(NamedTuple):
     """Blocks that are looked at when a step is over. ``ids``: of the tokens of prompts; ``loaded``: requests
     for which the connector loads -> leading tokens that the step did not compute; ``tensors``: the layers';
-    ``again``: they were looked at in an earlier step."""
+    ``recheck``: they were looked at in an earlier step."""
 
     step: int
     filled: Sequence[Filled]
     ids: Mapping[str, Sequence[int]]
     loaded: Mapping[str, int]
     tensors: Mapping[Any, Any]
-    again: bool = False
+    recheck: bool = False
 
 
 class KeptCopies:

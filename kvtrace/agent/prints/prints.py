@@ -214,8 +214,8 @@ class Prints:
         def look() -> None:
             found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
             if all(tensor is not None for tensor in found.values()):
-                again = sorted(filled, key=_GROUP)
-                self._take(StepBlocks(self._rechecks.step, again, {}, {}, found, again=True))
+                blocks = sorted(filled, key=_GROUP)
+                self._take(StepBlocks(self._rechecks.step, blocks, {}, {}, found, recheck=True))
 
         try:
             filled = which()
@@ -238,7 +238,7 @@ class Prints:
                 of_layers = self._sums([(layer, planned.tensors[layer]) for layer in layers], blocks)
                 total = (of_layers * self._factors_of(group, of_layers.device)).sum(1, keepdim=True)
                 sums.append(torch.cat((of_layers, total), dim=1))
-        if self._kept is not None and not planned.again:
+        if self._kept is not None and not planned.recheck:
             self._kept.take(planned)
         device = sums[0].device
         if on_host(sums[0]):
@@ -266,7 +266,7 @@ class Prints:
         """``sums``: of each group in ``planned`` int64 of shape (blocks, layers and their total)."""
         step, filled = planned.step, planned.filled
         totals = [total for of_group in sums for total in of_group[:, -1].tolist()]
-        if planned.again:
+        if planned.recheck:
             write_prints(step, filled, totals, Kind.REPRINTS)
             return
         write_prints(step, filled, totals)
