@@ -219,10 +219,14 @@ class _InPair:
         misread = way.pairs.misread.get(way.row, {})
         self._misread = {step for step, pairs in misread.items() if pairs >> pair & 1}
         """Steps in which other slots were read in the place of the request's."""
-        self._stores, self._stale = self._read()
-        for key, parts in self._declared(union(part for of in self._stores.values() for part in of)).items():
-            self._stores[key] += parts
-        self._stores = {key: found for key, parts in self._stores.items() if (found := union(parts))}
+        read, self._stale = self._read()
+        own = union(positions(way.request, entry) for entry in way.request.entries)
+        # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.
+        others = subtract(way.reuse.local, own)
+        stores = defaultdict(list, {key: subtract(union(parts), others) for key, parts in read.items()})
+        for key, parts in self._declared(union(part for of in read.values() for part in of)).items():
+            stores[key] += parts
+        self._stores = {key: found for key, parts in stores.items() if (found := union(parts))}
         self._proved = returned(way.proved, 1 << pair)
         self._unequal = returned(way.unequal, 1 << pair)
         self._early = _named_early(way.request)
@@ -246,8 +250,8 @@ class _InPair:
         return found
 
     def _read(self) -> tuple[dict[StoreResult, list[Interval]], list[Interval]]:
-        """Positions that were read in this pair, by what that came to, those of others that the GPU's prefix
-        cache gave left out; and those that were read before they were computed, and not after."""
+        """Positions that were read in this pair, by what that came to; and those that were read before they
+        were computed, and not after."""
         request, pairs = self._request, self._way.pairs
         found: dict[StoreResult, list[Interval]] = defaultdict(list)
         stale: list[Interval] = []
@@ -270,8 +274,7 @@ class _InPair:
         return step in pairs.calls and pairs.call(step, self._pair).void
 
     def _declared(self, read: list[Interval]) -> dict[StoreResult, list[Interval]]:
-        """Positions that a store entry names and that were not ``read``, by how its call ended; and without
-        those that were read of others."""
+        """Positions that a store entry names and that were not ``read``, by how its call ended."""
         request, pairs = self._request, self._way.pairs
         found: dict[StoreResult, list[Interval]] = defaultdict(list)
         for entry in request.entries:
@@ -285,11 +288,6 @@ class _InPair:
             if misread and store.end == SaveEnd.SAVED:  # the metadata names the wrong ones itself
                 store = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OTHER_SLOTS)
             found[store] += subtract([(start, end)], read)
-        own = union(positions(request, entry) for entry in request.entries)
-        # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.
-        others = subtract(self._way.reuse.local, own)
-        for key, parts in self._stores.items():
-            self._stores[key] = subtract(union(parts), others)
         return found
 
     def segments(self) -> Iterator[Segment]:
