@@ -136,7 +136,7 @@ def evidence(scans: Sequence[SpoolScan], workers: Sequence[Worker], steps: Array
             here = chunk[near[_HAS_LOADS[kinds[near]]]]
             for reader in readers if len(here) else ():
                 reader.add(here)
-        found.update({reader.worker.key: reader.result() for reader in readers})
+        found.update({reader.worker.key: reader.found for reader in readers})
     spoken = [scan for scan in scans if scan.name in at_work]
     return LoadEvidence(found, errors, _complaints(spoken))
 
@@ -189,18 +189,16 @@ class _WorkerReader:
         self.worker = worker
         self._names = names
         self._columns = {name: i for i, name in enumerate(worker.kv_layers)}
-        self._steps = of_engine(steps, worker.engine)[:MAX_STEPS]
-        n, shape = len(self._steps), (len(self._steps), len(worker.kv_layers))
-        self._step = np.zeros(n, np.uint8)
-        self._started_t = np.zeros(n, np.int64)
-        self._pair = np.zeros(shape, np.uint8)
-        self._wait_t = np.full(shape, NEVER, np.int64)
-        self._op_t = np.full(shape, NEVER, np.int64)
-        self._wrote = np.zeros(shape, np.int64)
-
-    def result(self) -> WorkerLoads:
-        return WorkerLoads(
-            self._steps, self._step, self._started_t, self._pair, self._wait_t, self._op_t, self._wrote
+        own = of_engine(steps, worker.engine)[:MAX_STEPS]
+        n, shape = len(own), (len(own), len(worker.kv_layers))
+        self.found = WorkerLoads(
+            steps=own,
+            step=np.zeros(n, np.uint8),
+            started_t=np.zeros(n, np.int64),
+            pair=np.zeros(shape, np.uint8),
+            wait_t=np.full(shape, NEVER, np.int64),
+            op_t=np.full(shape, NEVER, np.int64),
+            wrote=np.zeros(shape, np.int64),
         )
 
     def add(self, chunk: Records) -> None:
@@ -218,33 +216,33 @@ class _WorkerReader:
     def _in_steps(self, row: type[R], table: Records) -> R:
         """Those of the records that lie in a step with loads."""
         step = rows.columns(row, table).step
-        return rows.columns(row, table[locate(self._steps, step)[1]])
+        return rows.columns(row, table[locate(self.found.steps, step)[1]])
 
     def _at(self, step: Array, layer: Array) -> tuple[Array, Array]:
         """Row and column of each call; column -1: no KV layer of this worker."""
         column: Array = np.full(len(layer), -1, np.int64)
         for ident in np.unique(layer).tolist():
             column[layer == ident] = self._columns.get(self._names.get(ident, ""), -1)
-        return locate(self._steps, step)[0], column
+        return locate(self.found.steps, step)[0], column
 
     def _add_starts(self, call: rows.HookCall) -> None:
-        at, _ = locate(self._steps, call.step)
+        at, _ = locate(self.found.steps, call.step)
         raised = (rows.flags(call.head) & Flag.RAISED) != 0
-        np.bitwise_or.at(self._step, at, np.uint8(LoadStepBit.STARTED))
-        np.bitwise_or.at(self._step, at[raised], np.uint8(LoadStepBit.RAISED))
-        np.maximum.at(self._started_t, at, call.t1)
+        np.bitwise_or.at(self.found.step, at, np.uint8(LoadStepBit.STARTED))
+        np.bitwise_or.at(self.found.step, at[raised], np.uint8(LoadStepBit.RAISED))
+        np.maximum.at(self.found.started_t, at, call.t1)
 
     def _add_waits(self, call: rows.HookCall) -> None:
         at, column = self._at(call.step, call.layer)
         known = column >= 0
-        np.minimum.at(self._wait_t, (at[known], column[known]), call.t0[known])
+        np.minimum.at(self.found.wait_t, (at[known], column[known]), call.t0[known])
         raised = known & ((rows.flags(call.head) & Flag.RAISED) != 0)
-        np.bitwise_or.at(self._pair, (at[raised], column[raised]), np.uint8(PairBit.WAIT_RAISED))
+        np.bitwise_or.at(self.found.pair, (at[raised], column[raised]), np.uint8(PairBit.WAIT_RAISED))
 
     def _add_bodies(self, call: rows.OpCall) -> None:
         at, column = self._at(call.step, call.layer)
         known = column >= 0
-        np.minimum.at(self._op_t, (at[known], column[known]), call.t0[known])
+        np.minimum.at(self.found.op_t, (at[known], column[known]), call.t0[known])
 
     def _add_effects(self, effect: rows.Effect) -> None:
         at, column = self._at(effect.step, effect.layer)
@@ -260,8 +258,8 @@ class _WorkerReader:
             (unwatched, PairBit.UNWATCHED),
             (watched & (codes == hooks.WAIT_LAYER.code), PairBit.WAIT_WATCHED),
         ):
-            np.bitwise_or.at(self._pair, (at[part], column[part]), np.uint8(bit))
-        np.add.at(self._wrote, (at[watched], column[watched]), effect.slots[watched])
+            np.bitwise_or.at(self.found.pair, (at[part], column[part]), np.uint8(bit))
+        np.add.at(self.found.wrote, (at[watched], column[watched]), effect.slots[watched])
         whole = (codes == hooks.START_LOAD.code) & (effect.layer == 0)
-        np.bitwise_or.at(self._step, at[whole & (effect.slots == 0)], np.uint8(LoadStepBit.WATCHED))
-        np.bitwise_or.at(self._step, at[whole & (effect.slots < 0)], np.uint8(LoadStepBit.UNWATCHED))
+        np.bitwise_or.at(self.found.step, at[whole & (effect.slots == 0)], np.uint8(LoadStepBit.WATCHED))
+        np.bitwise_or.at(self.found.step, at[whole & (effect.slots < 0)], np.uint8(LoadStepBit.UNWATCHED))
