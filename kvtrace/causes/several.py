@@ -17,6 +17,8 @@ from kvtrace.words import listed
 
 Parts = Sequence[tuple[str, Diagnosis]]
 """Name of a connector, "" of those that stand alone in their engines, and what is said of it."""
+_OF_ENGINES = ("hooks", "ops", "skips", "entries", "lost", "base", "whole")
+"""Tables of a run with a column for the engine."""
 T = TypeVar("T", Finding, RuledOut, NotObserved)
 
 
@@ -24,17 +26,12 @@ def of_engines(run: Run, engines: Sequence[Engine]) -> Run:
     """A run with some of its engines alone; the rows of its requests stay."""
     tags = {engine.tag for engine in engines}
     here = {row for row, tag in enumerate(run.requests["engine"]) if tag in tags}
+    tables = {name: getattr(run, name) for name in _OF_ENGINES}
     return replace(
         run,
         engines=engines,
         parts=(),
-        hooks=run.hooks[run.hooks["engine"].isin(tags)],
-        ops=run.ops[run.ops["engine"].isin(tags)],
-        skips=run.skips[run.skips["engine"].isin(tags)],
-        entries=run.entries[run.entries["engine"].isin(tags)],
-        lost=run.lost[run.lost["engine"].isin(tags)],
-        base=run.base[run.base["engine"].isin(tags)],
-        whole=run.whole[run.whole["engine"].isin(tags)],
+        **{name: table[table["engine"].isin(tags)] for name, table in tables.items()},
         kept=[one for one in run.kept if one.engine in tags],
         total=sum(
             row.computed * engine.pairs

@@ -145,8 +145,6 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     which may be read wrongly. Of a request whose stores are not all known, the stores count only where no
     other request tells anything.
     """
-    if engine.connector is None:
-        return None
     unsure = [sample for sample in samples if sample.stores and not sample.heard]
     samples = [sample for sample in samples if sample.heard]
     kept = [

@@ -19,11 +19,10 @@ def spans_of(case: Case, cause: Cause) -> list[tuple[LostSpan, int, int]]:
 
 
 def where(case: Case, cause: Cause) -> list[str]:
-    """How much of these requests, in how many (layer, rank) pairs and in which steps."""
+    """How much of the requests that a cause took tokens of, in how many (layer, rank) pairs and in which
+    steps."""
     pieces = spans_of(case, cause)
     hit = case.affected(cause)
-    if not pieces or not hit:
-        return []
     tokens = case.tokens(cause)
     whole = sum(request.computed for request in hit)
     pairs = sorted({span.pairs for span, _, _ in pieces})
