@@ -16,6 +16,8 @@ Mask = NDArray[np.bool_]
 
 _EMPTY: Array = np.empty(0, dtype=np.int64)
 _SHORT = 64
+NEVER = (1 << 62) - 1
+"""The time, or the step, of what did not happen."""
 
 
 def real_step(step: Array) -> Mask:

@@ -31,6 +31,7 @@ from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
 from kvtrace.ledger.contents.unwritten import Places, Written, pairs_written, remaining, unwritten_blocks
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.steps import NEVER
 from kvtrace.words import plural
 
 
@@ -384,7 +385,7 @@ class _Judge:
 
     def _began(self, row: int, step: int) -> int:
         """When a step of the request's engine began, as far as the request's chunks tell."""
-        return next((chunk.t for chunk in self._requests[row].chunks if chunk.step >= step), 1 << 62)
+        return next((chunk.t for chunk in self._requests[row].chunks if chunk.step >= step), NEVER)
 
     def _another_s(self, block: Block) -> _Why | None:
         if block.value == ZEROES:

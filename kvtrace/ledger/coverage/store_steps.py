@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage.layers import Layers
 from kvtrace.ledger.run import Worker
-from kvtrace.ledger.steps import Array, locate, of_engine
+from kvtrace.ledger.steps import NEVER, Array, locate, of_engine
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import Flag, Skip
-
-NEVER = (1 << 62) - 1
-"""The time of what did not happen."""
 
 
 class Bit(IntFlag):

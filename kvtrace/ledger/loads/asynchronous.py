@@ -9,9 +9,9 @@ from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
 from kvtrace.ledger.loads.seen import ENDED_BY_FAILURE, READ_ONLY, Failed, LoadsSeen, reported
-from kvtrace.ledger.loads.steps_seen import NEVER
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
+from kvtrace.ledger.steps import NEVER
 
 _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
 _REPORTED = "blocks were reported by get_block_ids_with_load_errors meanwhile"

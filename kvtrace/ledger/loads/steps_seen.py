@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.ledger.steps import Array, Mask, locate, of_engine
+from kvtrace.ledger.slots.touches import columns_by_id, columns_of
+from kvtrace.ledger.steps import NEVER, Array, Mask, locate, of_engine
 from kvtrace.trace import facts, hooks, ops, rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, pack_head
 from kvtrace.trace.reader import Records
-
-NEVER = (1 << 62) - 1
-"""The time of what did not happen."""
 
 MAX_STEPS = 20_000
 """Load steps of a worker that are looked at in detail; what comes after them is taken as declared."""
@@ -187,8 +185,7 @@ class _WorkerReader:
 
     def __init__(self, worker: Worker, steps: Array, names: Mapping[int, str]) -> None:
         self.worker = worker
-        self._names = names
-        self._columns = {name: i for i, name in enumerate(worker.kv_layers)}
+        self._columns = columns_by_id(names, worker)
         own = of_engine(steps, worker.engine)[:MAX_STEPS]
         n, shape = len(own), (len(own), len(worker.kv_layers))
         self.found = WorkerLoads(
@@ -220,10 +217,7 @@ class _WorkerReader:
 
     def _at(self, step: Array, layer: Array) -> tuple[Array, Array]:
         """Row and column of each call; column -1: no KV layer of this worker."""
-        column: Array = np.full(len(layer), -1, np.int64)
-        for ident in np.unique(layer).tolist():
-            column[layer == ident] = self._columns.get(self._names.get(ident, ""), -1)
-        return locate(self.found.steps, step)[0], column
+        return locate(self.found.steps, step)[0], columns_of(layer, self._columns)
 
     def _add_starts(self, call: rows.HookCall) -> None:
         at, _ = locate(self.found.steps, call.step)

@@ -11,10 +11,10 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import TOO_LATE, By, Gathered, InPair, Sign, Signs, bits, signs
 from kvtrace.ledger.loads.seen import ELSEWHERE, ENDED_BY_FAILURE, READ_ONLY, Failed, LoadsSeen, reported
-from kvtrace.ledger.loads.steps_seen import NEVER, LoadEvidence, LoadStepBit, PairBit, WorkerLoads
+from kvtrace.ledger.loads.steps_seen import LoadEvidence, LoadStepBit, PairBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
-from kvtrace.ledger.steps import StepState, holds, step_states
+from kvtrace.ledger.steps import NEVER, StepState, holds, step_states
 from kvtrace.trace import hooks
 from kvtrace.words import plural
 

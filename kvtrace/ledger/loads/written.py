@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from kvtrace.ledger.intervals import Interval, subtract
-from kvtrace.ledger.loads.steps_seen import NEVER
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.slots.reads import NOTHING, Slots, covered, in_layer
-from kvtrace.ledger.steps import NEVER_RAN, Executed, holds
+from kvtrace.ledger.steps import NEVER, NEVER_RAN, Executed, holds
 
 
 @dataclass(frozen=True)

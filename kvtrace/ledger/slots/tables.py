@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.steps import NEVER
 from kvtrace.trace import rows
 from kvtrace.trace.format import Flag
 
@@ -27,10 +28,6 @@ class Holder(NamedTuple):
     place: int  # of the block in its block table
     since: int  # step in which that table began: a preempted request computes into another one ...
     until: int  # ... from this step on
-
-
-_NEVER = 1 << 62
-"""The step of what did not happen."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ class BlockTables:
     def _holder(self, row: int, place: int) -> Holder:
         since, resumed = self._since[row], self._resumed[row]
         after = bisect_right(resumed, since)
-        return Holder(row, place, since, resumed[after] if after < len(resumed) else _NEVER)
+        return Holder(row, place, since, resumed[after] if after < len(resumed) else NEVER)
 
     def _take_away(self, block: int) -> None:
         """A block is given out: no group's layers hold anything in it any more. What reads it before the

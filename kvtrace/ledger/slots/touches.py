@@ -9,15 +9,13 @@ import numpy as np
 
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, locate
+from kvtrace.ledger.steps import NEVER, NEVER_RAN, Array, Executed, locate
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag, Kind, pack_head
 from kvtrace.trace.reader import Spool
 
 _UPDATES = [op.code for op in ops.UPDATES]
 LOADING = [hook.code for hook in hooks.LOADING]
-NEVER = (1 << 62) - 1
-"""The time of what did not happen."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,18 @@ class Touches:
     watched: Array
 
 
+def columns_by_id(names: Mapping[int, str], worker: Worker) -> dict[int, int]:
+    """Id of a layer's name in a spool -> the worker's KV layer, by number."""
+    columns = {name: at for at, name in enumerate(worker.kv_layers)}
+    return {ident: columns[name] for ident, name in names.items() if name in columns}
+
+
+def columns_of(layer: Array, columns: Mapping[int, int]) -> Array:
+    """The KV layer of each name's id, by number; -1 for what is none."""
+    idents, at = np.unique(layer, return_inverse=True)
+    return np.array([columns.get(ident, -1) for ident in idents.tolist()], dtype=np.int64)[at]
+
+
 def touches(scan: SpoolScan, worker: Worker) -> Touches:
     """The SLOTS records of a worker's layers.
 
@@ -53,9 +63,8 @@ def touches(scan: SpoolScan, worker: Worker) -> Touches:
     """
     ran = scan.executed.get(worker.engine, NEVER_RAN)
     record = rows.columns(rows.SlotsTouched, scan.slots)
-    columns = {name: i for i, name in enumerate(worker.kv_layers)}
-    ids = {ident: columns[name] for ident, name in scan.names.items() if name in columns}
-    column = np.array([ids.get(ident, -1) for ident in record.layer.tolist()], dtype=np.int64)
+    columns = columns_by_id(scan.names, worker)
+    column = columns_of(record.layer, columns)
     tag = record.step >> STEP_SHIFT
     here = (column >= 0) & ((tag == worker.engine) | ((record.step & STEP_MASK) == 0))
     during = during_which(ran, record.t, record.step)
@@ -90,13 +99,12 @@ _CALL = pack_head(0xFF, code=0xFF)
 _WAIT = pack_head(Kind.HOOK, code=hooks.WAIT_LAYER.code)
 
 
-def _bodies(scan: SpoolScan, worker: Worker, columns: Mapping[str, int], steps: Array) -> tuple[Array, Array]:
+def _bodies(scan: SpoolScan, worker: Worker, columns: Mapping[int, int], steps: Array) -> tuple[Array, Array]:
     """When each layer's first op body, and its first attention, began; shape (steps, KV layers). Where
     vLLM's attention came before the agent, and no body is seen: when the layer was waited for."""
     found = np.full((2, len(steps), len(worker.kv_layers)), NEVER, np.int64)
     if not len(steps):
         return found[0], found[1]
-    of_layer = {i: columns[n] for i, n in scan.names.items() if n in columns}
     for chunk in Spool(scan.path).again(scan.info):
         near = locate(steps, rows.columns(rows.OpCall, chunk).step)[1]  # of a HOOK in the same place
         here = chunk[near]
@@ -104,23 +112,19 @@ def _bodies(scan: SpoolScan, worker: Worker, columns: Mapping[str, int], steps: 
         if len(bodies):
             call = rows.columns(rows.OpCall, bodies)
             reads = ~np.isin(rows.code(call.head), _UPDATES)
-            _add(found[0], call.step, call.layer, call.t0, steps, of_layer)
-            _add(found[1], call.step[reads], call.layer[reads], call.t0[reads], steps, of_layer)
+            _add(found[0], call.step, call.layer, call.t0, steps, columns)
+            _add(found[1], call.step[reads], call.layer[reads], call.t0[reads], steps, columns)
         elif worker.ops_late and len(here):
             # vLLM's attention waits for the load of its layer, and then begins.
             wait = rows.columns(rows.HookCall, here[here[:, 0] & _CALL == _WAIT])
-            _add(found[0], wait.step, wait.layer, wait.t0, steps, of_layer)
-            _add(found[1], wait.step, wait.layer, wait.t1, steps, of_layer)
+            _add(found[0], wait.step, wait.layer, wait.t0, steps, columns)
+            _add(found[1], wait.step, wait.layer, wait.t1, steps, columns)
     return found[0], found[1]
 
 
-def _add(
-    found: Array, step: Array, layer: Array, t: Array, steps: Array, of_layer: Mapping[int, int]
-) -> None:
+def _add(found: Array, step: Array, layer: Array, t: Array, steps: Array, columns: Mapping[int, int]) -> None:
     """The earliest of these times of each step and layer."""
     at, inside = locate(steps, step)
-    column: Array = np.full(len(layer), -1, np.int64)
-    for ident in np.unique(layer).tolist():
-        column[layer == ident] = of_layer.get(ident, -1)
+    column = columns_of(layer, columns)
     inside &= column >= 0
     np.minimum.at(found, (at[inside], column[inside]), t[inside])
