@@ -286,7 +286,7 @@ class WorkerCalls:
             return Blind.COPIES_LATER
         to_come = self._lag > 0 and step >= self._last_step
         # Work in the background may still have been to come: it is taken up in order.
-        behind = self._slots.last_background_t and self._slots.last_background_step < step
+        behind = 0 <= self._slots.last_background < step
         return Blind.TRACE_CUT if to_come or (behind and at[0] >= self._latest_read) else Blind.NO
 
     @cached_property

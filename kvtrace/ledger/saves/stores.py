@@ -25,8 +25,6 @@ class Stores:
     slots: Array  # of all requests
     named: tuple[Mapping[int, list[Interval]], ...]
     """Row of a request -> its positions that the step's metadata names, as far as they had KV."""
-    unnamed: tuple[Mapping[int, list[Interval]], ...]
-    """The same of entries that no metadata names: read in some layer."""
 
     @cached_property
     def rows_of(self) -> Mapping[int, Sequence[int]]:
@@ -44,19 +42,17 @@ def stores_of(requests: Mapping[int, Request]) -> Stores:
     at = {step: i for i, step in enumerate(steps.tolist())}
     slots = np.zeros(len(steps), np.int64)
     named: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
-    unnamed: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
     for row, request in requests.items():
         for entry in request.entries:
             i = at[entry.step]
             size = min(max(0, entry.slots), _MOST_SLOTS)
             slots[i] += size
-            if size:
-                (unnamed if entry.implied else named)[i].setdefault(row, []).append(positions(request, entry))
+            if size and not entry.implied:
+                named[i].setdefault(row, []).append(positions(request, entry))
     return Stores(
         steps=steps,
         slots=slots,
         named=tuple({row: union(parts) for row, parts in of.items()} for of in named),
-        unnamed=tuple({row: union(parts) for row, parts in of.items()} for of in unnamed),
     )
 
 

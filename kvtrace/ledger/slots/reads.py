@@ -94,6 +94,8 @@ class Slots:
         partly: (step, column) in which parts of known slots were read (some heads, K alone), and none whole.
         none: (step, column) in which slots were picked to be read, and these were none.
         blind_writes: column -> the last step in which slots were written there, and not known which.
+        last_background: the last step for which something in the background worked, 0 where it is not known
+            for which; -1: nothing did.
     """
 
     reads: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
@@ -110,8 +112,7 @@ class Slots:
     partly: frozenset[tuple[int, int]] = frozenset()
     none: frozenset[tuple[int, int]] = frozenset()
     blind_writes: Mapping[int, int] = field(default_factory=dict)
-    last_background_t: int = 0
-    last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
+    last_background: int = -1
 
     def amount(self, step: int, column: int) -> Amounts:
         """How many slots were read in a step in a layer."""

@@ -102,7 +102,6 @@ class _Resolver:
         """(row of a request, layers) -> positions that threads read while its blocks were its own."""
         self._names = touches.names
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
-        self._sets: dict[int, SlotSet] = {}
         self._found: dict[_Use, dict[tuple[int, Touch], _SlotsSoFar]] = {use: {} for use in _Use}
         self._amounts: dict[tuple[int, int], Amounts] = defaultdict(Amounts)
         self._sets_read: dict[int, set[int]] = defaultdict(set)
@@ -120,8 +119,7 @@ class _Resolver:
         self._wholly: set[tuple[int, int]] = set()
         """(step, layers) in which slots were read in part, and in which some were read whole."""
         background = rows.code(touches.records.head) == _BACKGROUND
-        self._background_t = int(touches.records.t[background].max(initial=0))
-        self._background_step = int(touches.records.step[background].max(initial=0))
+        self._last_background = int(touches.records.step[background].max(initial=-1))
 
     def result(self) -> Slots:
         step = 0
@@ -166,8 +164,7 @@ class _Resolver:
             blind_writes={
                 column: at for layers, at in self._blind_writes.items() for column in self._columns[layers]
             },
-            last_background_t=self._background_t,
-            last_background_step=self._background_step,
+            last_background=self._last_background,
         )
 
     def _in_part(self) -> set[tuple[int, int]]:
@@ -354,10 +351,7 @@ class _Resolver:
         return length(before) + slots.slots - length(now)
 
     def _set(self, ident: int) -> SlotSet:
-        known = self._sets.get(ident)
-        if known is None:
-            known = self._sets[ident] = parse(self._names.get(ident, ""))
-        return known
+        return parse(self._names.get(ident, ""))
 
     def _gone_by_request(self) -> dict[int, list[tuple[int, int, tuple[Interval, ...]]]]:
         found: dict[int, list[tuple[int, int, tuple[Interval, ...]]]] = defaultdict(list)
