@@ -245,8 +245,7 @@ class Case:
             **given,
         }
         values["remedy"] = [one if one.startswith("or ") else sentence(one) for one in values["remedy"]]
-        docs = f"docs/causes/{cause.id}.md"
-        return Finding(cause.id, stage=cause.stage, title=title, versions=cause.versions, docs=docs, **values)
+        return Finding(cause.id, stage=cause.stage, title=title, versions=cause.versions, **values)
 
     def events(self, cause: Cause, text: str = "") -> list[Event]:
         """Concrete moments of the loss: the largest losses first, one a request."""

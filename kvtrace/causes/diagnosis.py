@@ -42,7 +42,6 @@ class Finding:
     remedy: list[str] = field(default_factory=list)
     """The connector's own fix first, then settings of the engine with what they cost."""
     versions: str = ""
-    docs: str = ""
     grade: Grade | None = None
     """How well it is seen what became of these tokens: the least of them; None where it concerns none."""
     headline: str = ""

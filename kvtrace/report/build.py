@@ -341,7 +341,7 @@ def _finding(one: cause_model.Finding) -> model.FindingRow:
         row(model.EventRow, event, step=int(event.step) & STEP_MASK, layer=event.layer or None)
         for event in one.events[: model.MAX_EVENTS]
     ]
-    docs = one.docs or f"docs/causes/{one.id}.md"
+    docs = f"docs/causes/{one.id}.md"
     grade = one.grade.label if one.grade is not None else None
     return row(model.FindingRow, one, events=events, docs=docs, grade=grade)
 
