@@ -129,7 +129,10 @@ def _summary(text: str) -> None:
 
 def _no_clash(report: str, baseline: str | None, *outputs: Path | None) -> None:
     """No output may overwrite an input, or the other output."""
-    taken = [os.path.realpath(one) for one in (report, baseline) if one]
+    from kvtrace.launch.rundir import REPORT_FILE
+
+    inputs = (report, os.path.join(report, REPORT_FILE), baseline)
+    taken = [os.path.realpath(one) for one in inputs if one]
     for output in outputs:
         if output is None:
             continue

@@ -33,9 +33,9 @@ def may_look() -> str | None:
 
 
 def _try(pid: int) -> str | None:
-    spy = Spy(pid)
     end = time.monotonic() + _SECONDS
     try:
+        spy = Spy(pid)
         while time.monotonic() < end:
             if spy.threads() is not None:
                 return ""

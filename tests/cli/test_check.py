@@ -386,6 +386,15 @@ def test_a_python_without_a_toml_parser(shell: Shell, monkeypatch: pytest.Monkey
 # ------------------------------------------------------------------------------- outputs
 
 
+@pytest.mark.parametrize("option", ["--junit", "--sarif"])
+def test_the_report_of_a_run_directory_is_an_input(shell: Shell, tmp_path: Path, option: str) -> None:
+    report = write(tmp_path / "report.json", json.loads(REAL.read_text()))
+    before = report.read_bytes()
+    code, out, err = shell("check", tmp_path, option, report)
+    assert (code, out) == (2, "") and "name another file" in err
+    assert report.read_bytes() == before
+
+
 def test_junit(shell: Shell, tmp_path: Path) -> None:
     bad = write(tmp_path / "r.json", broken())
     for report, code, failures in ((REAL, 0, 0), (bad, 1, 3)):

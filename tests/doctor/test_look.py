@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvtrace.agent.preflight import facts
-from kvtrace.doctor import checks, child
+from kvtrace.doctor import checks, child, spy
 from kvtrace.doctor.answer import Level, Line
 from kvtrace.doctor.gather import DoctorFacts, gather
 
@@ -234,3 +234,12 @@ def test_the_command_line(vllm: Path, shell: Shell, monkeypatch: pytest.MonkeyPa
 def test_usage_errors_are_one_line(shell: Shell, words: str, says: str) -> None:
     code, out, err = shell("doctor", *shlex.split(words))
     assert (code, out, err.count("\n")) == (2, "", 1) and says in err
+
+
+def test_a_broken_py_spy_is_one_clause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "py-spy"
+    broken.write_bytes(b"\x7fELF of another machine")
+    broken.chmod(0o755)
+    for module in ("kvtrace.doctor.spy", "kvtrace.launch.spy"):
+        monkeypatch.setattr(f"{module}.program", lambda: str(broken))
+    assert spy.may_look() == "py-spy cannot be started (Exec format error)"
