@@ -145,14 +145,10 @@ def _books(
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests), asked.add)
-    of_engine = by_engine(requests)
-    engines = [
-        _counted(one, of_engine[one.tag].values(), found.unreadable, implied, coverage) for one in who.engines
-    ]
+    engines = _all_counted(who.engines, requests, found.unreadable, implied, coverage)
     wanted, accepted = ask(requests, engines)
     prints = printed(engines, scans, requests, {one.asked.request: one.asked.positions for one in accepted})
-    places = Places(chain.from_iterable(seen.given.values()))
-    contents = compare(prints, requests, places, _written(engines, watched))
+    contents = compare(prints, requests, _places(seen.given), _written(engines, watched))
     slots = {key: one.slots for key, one in watched.items()}
     resumed = ask_resumed(requests, engines)
     looked = look([*accepted, *resumed], engines, scans, seen.executed, slots)
@@ -194,6 +190,14 @@ def _books(
         trust=saves.trust, whole=saves.whole, kept=_kept(engines, saves),
         async_saves=async_saves, outside=[total for one in seen.told.values() for total in one.totals],
         states=book_of_states(engines, every.requests, scans, seen.given),
+    )  # fmt: skip
+    return _Books(_with_facts(run, scans), requests, saves.ways)
+
+
+def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
+    """The run, with what its processes said of themselves."""
+    return replace(
+        run,
         device=device.merged(one.device for one in scans),
         start_failures=reported.start_failures(scans),
         logs=reported.logs(scans),
@@ -201,8 +205,7 @@ def _books(
         config_keys=reported.config_keys(scans),
         unreadable_metadata=reported.unreadable_metadata(scans),
         watch_limits=reported.watch_limits(scans),
-    )  # fmt: skip
-    return _Books(run, requests, saves.ways)
+    )
 
 
 def _kept(engines: Sequence[Engine], saves: Saves) -> list[PairKept]:
@@ -225,6 +228,10 @@ def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
         return found
     requests = tuple(one.without_kv() if one.engine in without else one for one in found.requests)
     return replace(found, requests=requests)
+
+
+def _places(given: Mapping[int, Sequence[Given]]) -> Places:
+    return Places(chain.from_iterable(given.values()))
 
 
 def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]) -> Written:
@@ -359,6 +366,17 @@ def _with_implied(requests: Sequence[Request], implied: Unnamed) -> list[Request
 
 def _store_steps(requests: Sequence[Request]) -> Array:
     return np.unique(np.array([e.step for request in requests for e in request.entries], dtype=np.int64))
+
+
+def _all_counted(
+    engines: Sequence[Engine],
+    requests: Sequence[Request],
+    unreadable: Steps,
+    implied: Unnamed,
+    coverage: CoverageTables,
+) -> list[Engine]:
+    of_engine = by_engine(requests)
+    return [_counted(one, of_engine[one.tag].values(), unreadable, implied, coverage) for one in engines]
 
 
 def _counted(

@@ -135,7 +135,7 @@ def test_where_wrong_data_stands(tmp_path: Path, order: list[tuple[str, float]])
         ("store-failed", 320.0, "kv-load-wrong"),  # what failed is not there to be loaded
     ],
 )
-def test_what_was_never_taken_stands_before_the_wrong_loads_of_it(
+def test_what_was_not_taken_stands_before_the_wrong_loads(
     tmp_path: Path, root: str, tokens: float, first: str
 ) -> None:
     sim = Sim(tmp_path)

@@ -654,7 +654,7 @@ def test_nothing_is_missed_of_a_save_that_is_under_way(tmp_path: Path, under_way
 
 
 @pytest.mark.parametrize("overdue", [True, False])
-def test_what_an_earlier_step_asked_for_stands_for_no_later_token(tmp_path: Path, overdue: bool) -> None:
+def test_what_a_step_asked_for_stands_for_no_later_token(tmp_path: Path, overdue: bool) -> None:
     """A thread reads the blocks of one request while the next one is computed, of which others are read."""
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 32, unreadable=True)

@@ -407,7 +407,7 @@ def test_other_answers_without_other_numbers_fail() -> None:
 
 
 @pytest.mark.parametrize("reference", [True, False])
-def test_an_answer_without_loads_is_held_against_an_engine_alone(reference: bool) -> None:
+def test_answers_without_loads_are_held_against_an_engine(reference: bool) -> None:
     """Two answers that computed all of a prompt are the engine's own, where nobody else was asked."""
 
     class Wavers(Silent):

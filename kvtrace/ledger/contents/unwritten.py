@@ -69,7 +69,7 @@ def unwritten_blocks(
         if not one.whole:
             continue  # what lies outside of a window need not be loaded
         zeroes = any(block.value == ZEROES and block.origin is Origin.COMPUTED for block in one.blocks)
-        for block, before in _stood_before(one, places):
+        for block, before in _held_before(one, places):
             if pairs_written(written, block):
                 continue
             what = f"tokens {block.start}-{block.end} hold"
@@ -81,7 +81,7 @@ def unwritten_blocks(
     return found
 
 
-def _stood_before(one: Printed, places: Places) -> Iterator[tuple[Block, Set[int]]]:
+def _held_before(one: Printed, places: Places) -> Iterator[tuple[Block, Set[int]]]:
     """Each loaded block, with the begins of all that held the same in the same block of the cache before."""
     size = max(1, one.shape.block_size)
     held: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -105,4 +105,4 @@ def pairs_written(written: Written, block: Block) -> int:
 def remaining(printed: Sequence[Printed], places: Places) -> set[tuple[int, Block]]:
     """Loaded blocks, with the pairs of their workers, whose content stood in the same block of the cache
     before: it is what it should be also where nothing was loaded."""
-    return {(one.pairs, block) for one in printed for block, before in _stood_before(one, places) if before}
+    return {(one.pairs, block) for one in printed for block, before in _held_before(one, places) if before}
