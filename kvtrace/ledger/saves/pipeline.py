@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,19 +23,10 @@ def ends(worker: Worker, ran: Executed, coverage: WorkerCoverage) -> Ends:
 
     # Masks, which broadcast to shape (steps, layers).
 
-    def layer(bits: Bit) -> Mask:
-        result: Mask = (stores.layers & np.uint8(bits)) != 0
-        return result
-
-    def step(bits: StoreStepBit) -> Mask:
-        result: Mask = (stores.step & np.uint8(bits)) != 0
-        return result[:, None]
+    layer, step = partial(_having, stores.layers), partial(_having, stores.step[:, None])
 
     def among(steps: Array) -> Mask:
         return locate(steps, stores.steps)[1][:, None]
-
-    def in_layers(wanted: list[bool]) -> Mask:
-        return np.array(wanted, dtype=bool)[None, :]
 
     saved, bound = layer(Bit.SAVE_OK), step(StoreStepBit.BOUND | StoreStepBit.WAIT_OK)
     if worker.saves_per_layer:
@@ -43,11 +36,11 @@ def ends(worker: Worker, ran: Executed, coverage: WorkerCoverage) -> Ends:
         worked, raised = step(StoreStepBit.WAIT_OK), step(StoreStepBit.WAIT_RAISED)
     unbound = layer(Bit.OP_NO_METADATA | Bit.SAVE_NO_METADATA) | step(StoreStepBit.WAIT_NO_METADATA)
     no_body = ~layer(Bit.OP_RAN | Bit.SAVE_OK)
-    never_seen = no_body & ~in_layers([name in coverage.layers_seen for name in layers])
+    never_seen = no_body & ~np.array([name in coverage.layers_seen for name in layers], bool)
     # Graphs were in use, and this layer's body is known from outside of real steps alone.
     graphs = any(mode > 0 for mode in worker.modes)
-    captured = in_layers([graphs and name in coverage.layers_outside for name in layers])
-    called_directly = in_layers([worker.facts.direct_call.get(name) is True for name in layers])
+    captured = np.array([graphs and name in coverage.layers_outside for name in layers], bool)
+    called_directly = np.array([worker.facts.direct_call.get(name) is True for name in layers], bool)
     tests = (
         (worker.connector_live is False, SaveEnd.NO_CONNECTOR),
         (raised & ~worked, SaveEnd.RAISED),
@@ -78,6 +71,12 @@ def ends(worker: Worker, ran: Executed, coverage: WorkerCoverage) -> Ends:
         default=np.int8(SaveEnd.NO_HOOK),
     )
     return found.astype(np.int8)
+
+
+def _having(table: NDArray[np.uint8], bits: Bit | StoreStepBit) -> Mask:
+    """Where any of these bits is set."""
+    result: Mask = (table & np.uint8(bits)) != 0
+    return result
 
 
 def _in_any_layer(mask: Mask) -> Mask:
