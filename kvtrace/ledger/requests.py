@@ -209,8 +209,7 @@ def _unread_connectors(scan: SpoolScan) -> Iterable[Array]:
 
 @dataclass
 class _Draft:
-    """A request while its records are read, in the order of the file. What has the name of a field of
-    :class:`Request` becomes that."""
+    """A request while its records are read, in the order of the file."""
 
     id: str
     t_first: int
@@ -223,7 +222,7 @@ class _Draft:
     lookups: list[Admission] = field(default_factory=list)
     chunks: list[ComputedChunk] = field(default_factory=list)
     stores: list[StoreEntry] = field(default_factory=list)  # positions and sizes as the metadata gave them
-    load_entries: list[LoadEntry] = field(default_factory=list)
+    loads: list[LoadEntry] = field(default_factory=list)
     reused: list[Interval] = field(default_factory=list)
     external: list[Interval] = field(default_factory=list)
     finish: RequestEnd | None = None
@@ -321,8 +320,8 @@ class _Draft:
 
     def load(self, row: rows.MetadataEntry) -> None:
         entry = LoadEntry(row.step, row.slots, row.start)
-        if entry not in self.load_entries[-_SAME_STEP:]:
-            self.load_entries.append(entry)
+        if entry not in self.loads[-_SAME_STEP:]:
+            self.loads.append(entry)
 
     def preempt(self, row: rows.Preemption) -> None:
         self.preemptions += 1
@@ -332,20 +331,35 @@ class _Draft:
 
     def settled(self, transfers: tuple[Transfer, ...], unreadable: Steps) -> Request:
         """The request, with what needs all records."""
-        prompt, computed = max(0, self.prompt), self._computed()
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in vars(self).items()
-            if name in Request.__dataclass_fields__
-        }
-        values |= {
-            "prompt": prompt,
-            "computed": computed,
-            "entries": tuple(_placed(self, prompt, computed)),
-            "unread": self.unread or bool(self.chunks and self.chunks[-1].step in unreadable),
-            "transfers": transfers,
-        }
-        return Request(**values)
+        computed = self._computed()
+        prompt = max(0, self.prompt)
+        return Request(
+            id=self.id,
+            engine=self.engine,
+            prompt=prompt,
+            computed=computed,
+            t_first=self.t_first,
+            digest=self.digest,
+            salt=self.salt,
+            prefix=self.prefix,
+            block=self.block,
+            lookups=tuple(self.lookups),
+            chunks=tuple(self.chunks),
+            entries=tuple(_placed(self, prompt, computed)),
+            unread=self.unread or bool(self.chunks and self.chunks[-1].step in unreadable),
+            transfers=transfers,
+            load_entries=tuple(self.loads),
+            reused=tuple(self.reused),
+            external=tuple(self.external),
+            finish=self.finish,
+            preemptions=self.preemptions,
+            preempt_step=self.preempt_step,
+            preempted=tuple(self.preempted),
+            first_step=self.first_step,
+            last_step=self.last_step,
+            prefixes=self.prefixes,
+            grown=tuple(self.grown),
+        )
 
     def _computed(self) -> int:
         ends = [0, self.reach, *(chunk.end for chunk in self.chunks)]
