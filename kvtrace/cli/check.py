@@ -129,9 +129,9 @@ def _summary(text: str) -> None:
 
 def _no_clash(report: str, baseline: str | None, *outputs: Path | None) -> None:
     """No output may overwrite an input, or the other output."""
-    from kvtrace.launch.rundir import REPORT_FILE
+    from kvtrace.report.load import REPORT_NAME
 
-    inputs = (report, os.path.join(report, REPORT_FILE), baseline)
+    inputs = (report, os.path.join(report, REPORT_NAME), baseline)
     taken = [os.path.realpath(one) for one in inputs if one]
     for output in outputs:
         if output is None:

@@ -178,11 +178,16 @@ def test_a_changed_value_is_another_one_of_known_fields() -> None:
         values.replace(one, whole=True)
 
 
-def test_a_process_that_reads_spools_ends_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever handler the command has: a pool ends its processes so, and waits for them."""
-    monkeypatch.setattr(side_by_side, "_WORTH", 1)
+def on_two_cores(monkeypatch: pytest.MonkeyPatch, worth: int = 1) -> None:
+    """So many bytes are read side by side, whatever machine and threads there are."""
+    monkeypatch.setattr(side_by_side, "_WORTH", worth)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
+def test_a_process_that_reads_spools_ends_by_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever handler the command has: a pool ends its processes so, and waits for them."""
+    on_two_cores(monkeypatch)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         found = side_by_side.each(lambda _, add: signal.getsignal(signal.SIGTERM), [1, 2], [5, 5], print)
@@ -206,9 +211,7 @@ def test_a_signal_before_such_a_process_is_ready_ends_it_too(
         (tmp_path / ("ready" if first else "too late")).touch()
 
     monkeypatch.setattr(side_by_side, "_ends_when_told", told_first)
-    monkeypatch.setattr(side_by_side, "_WORTH", 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    on_two_cores(monkeypatch)
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
@@ -229,9 +232,7 @@ def test_spools_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     alone = list(side_by_side.each(work, [1, 2, 3], [5, 5, 5], read.append))
     assert alone == [(one * one, os.getpid()) for one in (1, 2, 3)] and read == [1, 1, 1]
-    monkeypatch.setattr(side_by_side, "_WORTH", 15)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    on_two_cores(monkeypatch, worth=15)
     several = list(side_by_side.each(work, [1, 2, 3], [5, 5, 5], read.append))
     assert [square for square, _ in several] == [1, 4, 9] and read[3:] == [5, 5, 5]
     assert os.getpid() not in {pid for _, pid in several}

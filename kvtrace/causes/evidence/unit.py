@@ -147,15 +147,7 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     """
     unsure = [sample for sample in samples if sample.stores and not sample.heard]
     samples = [sample for sample in samples if sample.heard]
-    kept = [
-        replace(
-            sample,
-            stores=(_whole(sample),),
-            first_chunk=sample.first_chunk if sample.first_chunk_only else None,
-        )
-        for sample in samples
-        if sample.taken
-    ]
+    kept = [_whole(sample) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
     # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
     named = [sample for sample in samples if sample.taken is None and sample.stores]
@@ -177,16 +169,19 @@ def _agree(unsure: Sequence[Sample]) -> bool:
     return len([tail for tail in tails if tail > 0]) > 1
 
 
-def _whole(sample: Sample) -> StoredUnits:
-    """What was kept of a request, as one store. Where no later chunk was offered it may have been all that
+def _whole(sample: Sample) -> Sample:
+    """With what was kept of it as its one store. Where no later chunk was offered it may have been all that
     was there by then: a chunk is no unit."""
-    first = sample.stores if sample.first_chunk_only else ()
-    there = max((store.available for store in first), default=sample.prompt)
+    once = sample.first_chunk_only
+    there = (
+        max((store.available for store in sample.stores), default=sample.prompt) if once else sample.prompt
+    )
     end = sample.taken or 0
     if end == sample.prompt:
         # Generated tokens may have filled its last unit.
         end = max(end, *(store.end for store in sample.stores), 0)
-    return StoredUnits(step=0, slots=end, tokens=-1, start=0, available=there)
+    kept = StoredUnits(step=0, slots=end, tokens=-1, start=0, available=there)
+    return replace(sample, stores=(kept,), first_chunk=sample.first_chunk if once else None)
 
 
 def _infer(

@@ -33,6 +33,7 @@ CAUSE = Cause(
 
 
 _TOLD_EARLY = "In get_finished, name a load only once its last slot is written, in every layer."
+_WRITTEN_LATE = frozenset({TOO_LATE, HELD_BEFORE})
 _WAITED_TOO_SHORT = (
     "Let wait_for_layer_load return only once its own layer is written (or start_load_kv, once all are): "
     "attention was told to wait, and what it waited for was written later."
@@ -71,7 +72,10 @@ def rule(case: Case) -> Results:
 def _remedy(early: list[LoadOf]) -> list[str]:
     if all(row.asynchronous for row in early):
         return [_TOLD_EARLY]
-    waited = {
-        bool({TOO_LATE, HELD_BEFORE}.intersection(row.reasons.get(LoadEnd.USED_BEFORE, ()))) for row in early
-    }
-    return [text for was, text in ((True, _WAITED_TOO_SHORT), (False, CAUSE.remedy)) if was in waited]
+    written_late = [
+        bool(_WRITTEN_LATE.intersection(row.reasons.get(LoadEnd.USED_BEFORE, ()))) for row in early
+    ]
+    return [
+        *([_WAITED_TOO_SHORT] if any(written_late) else []),
+        *([] if all(written_late) else [CAUSE.remedy]),
+    ]
