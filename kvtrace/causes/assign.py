@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvtrace.causes.case import Case, LostSpan, add, assign, why_unheard
+from kvtrace.causes.case import Case, add, assign, why_unheard
 from kvtrace.causes.claims import NOT_OFFERED, Turn
 from kvtrace.causes.outcomes import SAVE_CAUSE
 from kvtrace.causes.registry import CLAIMS
-from kvtrace.causes.tables import rows
 from kvtrace.causes.whole import whole_tokens
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, subtract
+from kvtrace.ledger.run import LostSpan
 from kvtrace.terms import Grade
 
 _MAY_BE_CAUGHT = (SaveEnd.NOTHING_READ, SaveEnd.NOT_AT_REST, SaveEnd.PUT_FAILED)
@@ -24,9 +24,7 @@ def assign_spans(case: Case, parts: Sequence[Case] = ()) -> None:
     Args:
         parts: of several connectors inside one, each one's own case. They say why a span was lost.
     """
-    for row in rows(case.run.lost):
-        span = LostSpan(*row)
-        span.ended, span.grade = SaveEnd(span.ended), Grade(span.grade)
+    for span in case.run.lost:
         of = case if span.part < 0 else parts[span.part]
         unclaimed: list[Interval] = [(span.start, span.end)]
         unclaimed = _claimed(case, of, span, unclaimed, (Turn.ENGINE,))

@@ -8,17 +8,16 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding, OfRequest, Whole
 from kvtrace.causes.evidence.taken import kept
 from kvtrace.causes.evidence.unit import Sample, StoredUnits, Unit, infer_unit
-from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import NOT_SAVED, OTHERS_READ, SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.reported import SAVE_HOOKS, UNFOLLOWED
-from kvtrace.ledger.run import Engine, Run
+from kvtrace.ledger.run import Engine, LostSpan, OutcomeAmount, Run
 from kvtrace.ledger.values import replace
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.words import sentence
@@ -27,24 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MAX_EVENTS = 3
-
-
-@dataclass
-class LostSpan:
-    """Positions of one request that were not saved, in pairs that fared alike: a row of Run.lost."""
-
-    request: int  # row in Case.requests
-    engine: int  # its tag
-    start: int
-    end: int
-    pairs: int
-    phase: str  # prefill | decode
-    chunk: int  # index of the prefill chunk that computed it, -1 for decode
-    step: int  # that chunk's step, 0 for decode
-    ended: SaveEnd
-    live: bool  # whether the worker had a connector
-    grade: Grade
-    part: int = -1  # of several connectors the number of the one that says how it ended
 
 
 @dataclass
@@ -296,10 +277,10 @@ def make_case(run: Run) -> Case:
     found_again = frozenset(row.engine for row in run.load_rows if row.shared and row.offered) & silent
     stores = [entry for request in requests if request.saved for entry in request.entries]
     # where something was misplaced, something was read, too
-    misplaced = {row.step for row in rows(run.lost) if row.ended in OTHERS_READ}
+    misplaced = {row.step for row in run.lost if row.ended in OTHERS_READ}
     read_steps = frozenset({entry.step for entry in stores if entry.slots > 0} | misplaced)
     case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
-    saved = [row for row in rows(run.base) if row.outcome == SAVED]
+    saved = [row for row in run.base if row.outcome == SAVED]
     seen = [row for row in saved if row.grade >= Grade.READ]
     case.seen_saves = frozenset(row.engine for row in seen)
     case.seen_decode = _seen_decode(case, seen)
@@ -327,7 +308,7 @@ def make_case(run: Run) -> Case:
     return case
 
 
-def _seen_decode(case: Case, seen: Iterable[Any]) -> frozenset[int]:
+def _seen_decode(case: Case, seen: Iterable[OutcomeAmount]) -> frozenset[int]:
     """Engines of which generated tokens were seen to be saved: not only those in the block in which the
     prompt ends, which is read as a whole.
 
@@ -335,8 +316,8 @@ def _seen_decode(case: Case, seen: Iterable[Any]) -> frozenset[int]:
         seen: the rows of Run.base that were saved, by being read at the least.
     """
     generated: Counter[int] = Counter()
-    for row in seen:
-        generated[row.request] += row.amount - row.prompt
+    for one in seen:
+        generated[one.request] += one.amount - one.prompt
     found = set()
     for row, amount in generated.items():
         request = case.requests[row]
@@ -360,18 +341,18 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[CaseRequest]:
             last_step=r.last_step, preemptions=r.preemptions, preempt_step=r.preempt_step, saved=int(r.saved),
             arrived=r.arrived, grown_step=r.grown_step,
         )
-        for row, r in enumerate(rows(run.requests))
+        for row, r in enumerate(run.requests)
     ]  # fmt: skip
-    for p in rows(run.lost):
+    for p in run.lost:
         if p.phase != "decode" and p.grade >= Grade.READ and p.ended != SaveEnd.NOT_DECLARED:
             requests[p.request].lost.append((p.start, p.end))
-    guessed = {p.request for p in rows(run.lost) if p.phase != "decode" and p.grade < Grade.READ}
-    for b in rows(run.base):
+    guessed = {p.request for p in run.lost if p.phase != "decode" and p.grade < Grade.READ}
+    for b in run.base:
         # What is generated hides no store of the prompt, unless a step's metadata could not be read and of
         # the prompt more is not known.
         request = requests[b.request]
         if b.outcome == SAVED and b.amount:
-            request.grade = min(Grade(b.grade), request.grade or Grade.PROVED)
+            request.grade = min(b.grade, request.grade or Grade.PROVED)
             request.proved += b.amount if b.grade >= Grade.PROVED else 0
         request.caught += b.amount if b.outcome == NOT_OBSERVED and b.ended == SaveEnd.CAUGHT else 0
         hides = b.request in guessed and _unread(engines.get(b.engine))
@@ -390,7 +371,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[CaseRequest]:
     for row, one in kept(run, engines).items():
         if not requests[row].unseen and (requests[row].grade or Grade.PROVED) >= Grade.READ:
             requests[row].taken, requests[row].middle = one.end, one.middle
-    for e in rows(run.entries):
+    for e in run.entries:
         if e.slots >= 0:
             requests[e.request].entries.append(StoredUnits(e.step, e.slots, e.tokens, e.start, e.available))
     return requests

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
-from kvtrace.causes.case import Case, LostSpan
+from kvtrace.causes.case import Case
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.run import LostSpan
 
 Claim = Callable[[Case, LostSpan, list[Interval]], list[Interval]]
 """Takes a span and what of its positions is left; returns those that the cause explains."""

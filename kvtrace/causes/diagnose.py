@@ -7,17 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-import pandas as pd
-
 from kvtrace.causes.assign import assign_spans
 from kvtrace.causes.case import Case, make_case, why_unheard
-from kvtrace.causes.diagnosis import Diagnosis, Finding, NotObserved, OfRequest, Result, RuledOut
+from kvtrace.causes.diagnosis import (
+    Diagnosis,
+    Finding,
+    JudgedRequest,
+    NotObserved,
+    OfRequest,
+    Result,
+    RuledOut,
+)
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.outcomes import kept, named, not_saved
 from kvtrace.causes.pipeline import stage_rows
 from kvtrace.causes.registry import RULES
 from kvtrace.causes.several import joined, of_engines, own
-from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.ends import NOT_ARRIVED
 from kvtrace.ledger.intervals import length, union
@@ -187,11 +192,11 @@ def _ledger(case: Case) -> Ledger[str]:
     accounts: Counter[str] = Counter()
     grades: defaultdict[str, Counter[Grade]] = defaultdict(Counter)
     sent: Counter[str] = Counter()
-    for row in sorted(rows(run.base), key=lambda row: (row.outcome, row.ended)):
+    for row in sorted(run.base, key=lambda row: (row.outcome, row.ended)):
         outcome = kept(row.outcome, row.ended)
-        accounts[outcome] += int(row.amount)
-        grades[outcome][Grade(row.grade)] += int(row.amount)
-        sent.update({row.sent_to: int(row.amount)} if row.sent_to else {})
+        accounts[outcome] += row.amount
+        grades[outcome][row.grade] += row.amount
+        sent.update({row.sent_to: row.amount} if row.sent_to else {})
     for ident, assigned in case.assigned.items():
         accounts[not_saved(ident)] += sum(assigned.requests.values())
         grades[not_saved(ident)].update(assigned.grades)
@@ -301,8 +306,8 @@ def _unreadable(run: Run, steps: int) -> str:
 _NO_TOKENS = False, 0, "no tokens"
 
 
-def _requests(case: Case, faults: Set[str]) -> pd.DataFrame:
-    """Run.requests with a verdict each, worst first. ``faults``: what was found to be one."""
+def _requests(case: Case, faults: Set[str]) -> list[JudgedRequest]:
+    """The requests with a verdict each, worst first. ``faults``: what was found to be one."""
     run = case.run
     best: dict[int, tuple[bool, int, str]] = {}
     unseen: Counter[int] = Counter(case.unheard.requests)
@@ -314,14 +319,14 @@ def _requests(case: Case, faults: Set[str]) -> pd.DataFrame:
         if amount and one[:2] > best.get(request, _NO_TOKENS)[:2]:
             best[request] = one
 
-    for row in rows(run.base):
+    for row in run.base:
         if row.outcome == NOT_OBSERVED:
-            unseen[row.request] += int(row.amount)
+            unseen[row.request] += row.amount
             continue
         if row.outcome not in KEPT and row.amount:
             partly.add(row.request)
         outcome = kept(row.outcome, row.ended)
-        take(row.request, int(row.amount), cause_of(outcome) or outcome)
+        take(row.request, row.amount, cause_of(outcome) or outcome)
     for request, amount in unseen.items():
         partly |= {request} if amount else set()
         take(request, amount, NOT_OBSERVED)
@@ -330,21 +335,18 @@ def _requests(case: Case, faults: Set[str]) -> pd.DataFrame:
             lost[request] += amount
             partly |= {request} if assigned.of_prompts[request] else set()
             take(request, amount, ident)
-    table = run.requests.copy()
-    table["verdict"] = [
-        _verdict(best.get(i, _NO_TOKENS)[2], i in partly, lost[i] > 0) for i in range(len(table))
+    judged = [
+        JudgedRequest(
+            request,
+            _verdict(best.get(row, _NO_TOKENS)[2], row in partly, lost[row] > 0),
+            known.grade.label if known.grade else "",
+            case.whole.requests.get(row, OfRequest()),
+        )
+        for row, (request, known) in enumerate(zip(run.requests, case.requests, strict=True))
     ]
-    table["grade"] = [request.grade.label if request.grade else "" for request in case.requests]
-    of = case.whole.requests
-    whole = [of.get(row, OfRequest()) for row in range(len(case.requests))]
-    table["unseen_tokens"] = [one.unseen for one in whole]
-    table["saved_tokens"] = [one.saved for one in whole]
-    table["sent_tokens"] = [one.sent for one in whole]
-    table["not_saved_tokens"] = [one.lost for one in whole]
     not_loaded = {load.request: _not_loaded(load) for load in run.load_rows}
-    order = sorted(range(len(table)), key=lambda row: (-not_loaded.get(row, 0), -whole[row].lost))
-    ordered: pd.DataFrame = table.iloc[order].reset_index(drop=True)
-    return ordered
+    order = sorted(range(len(judged)), key=lambda row: (-not_loaded.get(row, 0), -judged[row].tokens.lost))
+    return [judged[row] for row in order]
 
 
 def _not_loaded(load: LoadOf) -> int:

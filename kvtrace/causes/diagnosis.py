@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypedDict
+from typing import NamedTuple, TypeAlias, TypedDict
 
-import pandas as pd
-
-from kvtrace.ledger.run import Ledger
+from kvtrace.ledger.run import Ledger, RunRequest
 from kvtrace.terms import Grade, Stage
 
 
@@ -107,6 +105,16 @@ class OfRequest:
     caught: int = 0
 
 
+class JudgedRequest(NamedTuple):
+    """A row of Run.requests, and what became of it. ``verdict``: "saved", "loaded", "local-hit", a cause's
+    id, ...; ``grade``: of the saved tokens, "" where there are none."""
+
+    request: RunRequest
+    verdict: str
+    grade: str
+    tokens: OfRequest
+
+
 @dataclass(frozen=True)
 class Whole:
     """``tokens``, ``prompts``: outcome -> tokens, and of these the prompts'; ``saved``, ``sent``: prompt
@@ -130,8 +138,6 @@ class Diagnosis:
     saves: Ledger[str]
     loads: Ledger[str]
     stages: list[StageRow]
-    requests: pd.DataFrame
-    """Run.requests plus ``verdict`` ("saved", "loaded", "local-hit", a cause id, ...), ``saved_tokens``,
-    ``sent_tokens`` (of these, see ``Ledger.sent``), ``not_saved_tokens`` and ``unseen_tokens`` (floats), and
-    ``grade`` (of the saved ones), worst first."""
+    requests: Sequence[JudgedRequest]
+    """Worst first."""
     parts: Sequence[tuple[str, Diagnosis]] = ()

@@ -4,45 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import LOADS
 from kvtrace.causes.diagnosis import Diagnosis, Finding, NotObserved, Result, RuledOut
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.causes.tables import rows
 from kvtrace.ledger.run import Engine, Run
 from kvtrace.terms import FAULT
 from kvtrace.words import listed
 
 Parts = Sequence[tuple[str, Diagnosis]]
 """Name of a connector, "" of those that stand alone in their engines, and what is said of it."""
-_OF_ENGINES = ("hooks", "ops", "skips", "entries", "lost", "base", "whole")
-"""Tables of a run with a column for the engine."""
 T = TypeVar("T", Finding, RuledOut, NotObserved)
+
+
+class _OfEngine(Protocol):
+    @property
+    def engine(self) -> int: ...
+
+
+Row = TypeVar("Row", bound=_OfEngine)
 
 
 def of_engines(run: Run, engines: Sequence[Engine]) -> Run:
     """A run with some of its engines alone; the rows of its requests stay."""
-    tags = {engine.tag for engine in engines}
-    here = {row for row, tag in enumerate(run.requests["engine"]) if tag in tags}
-    tables = {name: getattr(run, name) for name in _OF_ENGINES}
+    pairs = {engine.tag: engine.pairs for engine in engines}
+    here = {row for row, one in enumerate(run.requests) if one.engine in pairs}
+
+    def mine(table: Sequence[Row]) -> list[Row]:
+        return [row for row in table if row.engine in pairs]
+
     return replace(
         run,
         engines=engines,
         parts=(),
-        **{name: table[table["engine"].isin(tags)] for name, table in tables.items()},
-        kept=[one for one in run.kept if one.engine in tags],
-        total=sum(
-            row.computed * engine.pairs
-            for engine in engines
-            for row in rows(run.requests)
-            if row.engine == engine.tag
-        ),
-        load_rows=[row for row in run.load_rows if row.engine in tags],
-        lost_resumed=[one for one in run.lost_resumed if one.engine in tags],
+        hooks=mine(run.hooks), ops=mine(run.ops), skips=mine(run.skips), entries=mine(run.entries),
+        lost=mine(run.lost), base=mine(run.base), whole=mine(run.whole), kept=mine(run.kept),
+        total=sum(one.computed * pairs[one.engine] for one in run.requests if one.engine in pairs),
+        load_rows=mine(run.load_rows),
+        lost_resumed=mine(run.lost_resumed),
         async_saves=[save for save in run.async_saves if save.request in here],
-    )
+    )  # fmt: skip
 
 
 def joined(case: Case, results: Sequence[Result], parts: Parts) -> list[Result]:

@@ -9,7 +9,6 @@ from kvtrace.causes.case import Case
 from kvtrace.causes.diagnosis import OfRequest, Whole
 from kvtrace.causes.outcomes import kept, not_saved
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.whole import swept
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
@@ -22,25 +21,25 @@ def whole_tokens(case: Case) -> Whole:
     saved: Counter[Grade] = Counter()
     sent: Counter[str] = Counter()
     of: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for row in rows(case.run.whole):
-        outcome = kept(row.outcome, row.ended)
-        tokens[outcome] += int(row.amount)
-        prompts[outcome] += int(row.prompt)
-        of[row.request][outcome] += int(row.amount)
-        if row.ended == SaveEnd.CAUGHT:
-            of[row.request]["caught"] += int(row.amount)
+    for one in case.run.whole:
+        outcome = kept(one.outcome, one.ended)
+        tokens[outcome] += one.amount
+        prompts[outcome] += one.prompt
+        of[one.request][outcome] += one.amount
+        if one.ended == SaveEnd.CAUGHT:
+            of[one.request]["caught"] += one.amount
         if outcome == SAVED:
-            saved[Grade(row.grade)] += int(row.prompt)
-            if row.sent_to:
-                sent[row.sent_to] += int(row.prompt)
-                of[row.request]["sent"] += int(row.amount)
+            saved[one.grade] += one.prompt
+            if one.sent_to:
+                sent[one.sent_to] += one.prompt
+                of[one.request]["sent"] += one.amount
     for row, start, end, outcome in _lost(case):
         tokens[outcome] += end - start
         prompts[outcome] += max(0, min(end, case.requests[row].prompt) - start)
         of[row]["lost" if outcome != NOT_OBSERVED else outcome] += end - start
     requests = {
-        row: OfRequest(one[SAVED], one["sent"], one["lost"], one[NOT_OBSERVED], one["caught"])
-        for row, one in of.items()
+        row: OfRequest(mine[SAVED], mine["sent"], mine["lost"], mine[NOT_OBSERVED], mine["caught"])
+        for row, mine in of.items()
     }
     return Whole(tokens, prompts, saved, sent, requests)
 

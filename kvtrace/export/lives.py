@@ -97,9 +97,7 @@ def _owners(run: Opened) -> dict[str, SpoolProcess]:
     """Of each request the process of its scheduler."""
     by_pid = {process.pid: process for process in run.processes}
     engines = {engine.tag: by_pid.get(engine.pid) for engine in run.run.engines}
-    table = run.run.requests
-    pairs = zip(table["id"].tolist(), table["engine"].tolist(), strict=True)
-    return {ident: process for ident, tag in pairs if (process := engines.get(tag)) is not None}
+    return {one.id: process for one in run.run.requests if (process := engines.get(one.engine)) is not None}
 
 
 def _records(

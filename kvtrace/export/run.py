@@ -12,7 +12,6 @@ import numpy as np
 
 from kvtrace import ledger
 from kvtrace.causes import diagnose
-from kvtrace.causes.tables import rows as rows_of
 from kvtrace.errors import KvtraceError
 from kvtrace.export.selection import REQUEST_WORDS, STEP_WORDS, Selection, Wanted, in_steps, parse_layers
 from kvtrace.ledger.run import Run
@@ -104,7 +103,7 @@ def open_run(path: str | Path, wanted: Wanted | None = None) -> Opened:
     folder = _folder(Path(path))
     run = ledger.read_run(folder)
     processes = _processes(run)
-    clients = {one.id: one.client for one in rows_of(run.requests) if one.client}
+    clients = {one.id: one.client for one in run.requests if one.client}
     host = run.run.host or next((one.host for one in processes), "")
     diagnosis, selection = diagnose(run), _selection(run, wanted, clients, processes)
     return Opened(
@@ -189,14 +188,14 @@ def _selection(
     chosen = parse_layers(wanted.layers, list(layers))
     request, steps = "", np.empty(0, dtype=np.int64)
     if wanted.request:
-        ids = list(dict.fromkeys(run.requests["id"].tolist()))
+        ids = list(dict.fromkeys(one.id for one in run.requests))
         request = find(wanted.request, ids, clients)[0]
         steps = _steps_of(request, processes)
     arrivals = None
     if wanted.steps is not None:
         arrivals = frozenset(
             one.id
-            for one in rows_of(run.requests)
+            for one in run.requests
             if in_steps(one.first_step & STEP_MASK, one.last_step & STEP_MASK, wanted.steps)
         )
     return Selection(wanted.steps, chosen, request, steps, arrivals)

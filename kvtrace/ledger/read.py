@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import pandas as pd
 
 from kvtrace.ledger import device, reported
 from kvtrace.ledger.beginnings import in_common
@@ -26,7 +25,7 @@ from kvtrace.ledger.loads.book import ask, balance, follow, look
 from kvtrace.ledger.loads.resumed import ask_resumed, follow_resumed
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, by_engine, collect
-from kvtrace.ledger.run import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
+from kvtrace.ledger.run import Engine, PairKept, Part, Run, RunError, RunRequest, Worker
 from kvtrace.ledger.saves.assign import RequestSaves, Saves, assign
 from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.measured import MeasuredCells, measure
@@ -469,12 +468,12 @@ def _other_layers(engine: Engine) -> Iterator[str]:
 
 def _request_table(
     requests: Sequence[Request], saves: Sequence[RequestSaves], clients: Mapping[str, str]
-) -> pd.DataFrame:
-    rows: list[tuple[object, ...]] = []
+) -> list[RunRequest]:
+    found = []
     for r, of in zip(requests, saves, strict=True):
         lookup, finish = r.looked_up, r.finish
-        rows.append(
-            (
+        found.append(
+            RunRequest(
                 r.id, clients.get(r.id, ""), r.engine, r.prompt, r.computed,
                 finish.output if finish else max(0, r.computed - r.prompt),
                 of.local, of.external, -1 if lookup is None else max(0, lookup.answer or 0),
@@ -485,5 +484,4 @@ def _request_table(
                 r.arrived, r.grown[0].step if r.grown else 0,
             )
         )  # fmt: skip
-    table: pd.DataFrame = pd.DataFrame(rows, columns=list(REQUEST_COLUMNS))
-    return table
+    return found

@@ -1,7 +1,6 @@
-"""What the analysis knows about a run: plain dataclasses, and tables of fixed columns.
+"""What the analysis knows about a run: plain dataclasses, and tables as sequences of rows.
 
-Tables are pandas frames with exactly the columns named here (empty, not absent, where
-there is nothing). Units: *tokens* are positions of a request; a *pair* is one KV-owning
+Units: *tokens* are positions of a request; a *pair* is one KV-owning
 layer on one rank; *token-layers*, in which the ledgers count, are positions times pairs. Times are
 nanoseconds of the writing host's monotonic clock unless a name says ``wall``.
 """
@@ -12,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
-
-import pandas as pd
 
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.device import DeviceTotals
@@ -29,64 +26,134 @@ from kvtrace.trace.stuck_file import StuckFile
 
 # ----------------------------------------------------------------------------- tables
 
-HOOK_COLUMNS = (
-    "engine", "pid", "process", "rank", "layer", "hook", "eligible", "fired", "with_work", "raised",
-)  # fmt: skip
-"""Run.hooks: one row per engine tag x process x layer x hook. ``layer`` is "" for hooks
-that run once a step. ``eligible``: distinct real forward steps in which it could have
-fired; ``fired``, ``with_work``, ``raised``: distinct ones of these in which it did, did with
-a store or load entry of more than 0 slots (or was seen to read or write some), and raised.
-fired <= eligible always. Scheduler rows (build_connector_meta) have rank -1 and count schedule() calls."""
 
-OP_COLUMNS = ("engine", "pid", "process", "rank", "layer", "op", "eligible", "fired", "direct")
-"""Run.ops: the same for attention and KV-cache update bodies; ``direct``: steps in which
-the body was reached through Dispatch.DIRECT."""
+class HookSteps(NamedTuple):
+    """A row of Run.hooks: one engine tag x process x layer x hook, in distinct real forward steps."""
 
-SKIP_COLUMNS = ("engine", "pid", "rank", "skip", "layer_steps")
-"""Run.skips: attention bodies in real steps, by why the connector's hooks did not run
-(the name of a :class:`kvtrace.trace.format.Skip`)."""
+    engine: int
+    pid: int
+    process: str
+    rank: int  # -1: the scheduler's (build_connector_meta), in schedule() calls
+    layer: str  # "" for hooks that run once a step
+    hook: str
+    eligible: int  # in which it could have fired
+    fired: int  # of these, at most all
+    with_work: int  # ... with a store or load entry of more than 0 slots, or seen to read or write some
+    raised: int
 
-TIMING_COLUMNS = ("hook", "kind", "clock", "count", "p50_ns", "p99_ns", "total_ns", "share_of_steps")
-"""Run.timing: ``kind`` is "hook" or "op"; ``share_of_steps`` is the share of the workers' execute_model
-time (None for hooks of the scheduler)."""
 
-REQUEST_COLUMNS = (
-    "id", "client", "engine", "prompt", "computed", "output", "local", "external", "offered", "chunks",
-    "chunk_tokens", "first_step", "last_step", "block", "status", "finished", "digest", "prefix",
-    "preemptions", "looked_up", "t_first", "chunk_step", "saved", "unsaved", "diverged", "preempt_step",
-    "arrived", "grown_step",
-)  # fmt: skip
-"""Run.requests, one row a request in order of arrival. ``id`` is the engine's id, ``client`` the
-client's ("" unknown); ``computed`` counts positions with KV; ``local`` / ``external`` are the positions
-reused from the GPU prefix cache / taken from the connector, ``offered`` what the connector answered
-(>= 0; -1 = never asked); ``chunk_tokens`` is a tuple of at most 16, ``chunk_step`` the step of the first
-chunk (0 none); ``saved`` and ``unsaved`` are token-layers; ``diverged`` says that pairs saved different
-amounts; ``preempt_step`` is the step of the last preemption (0 none); ``arrived`` is the prompt as it
-arrived, of a streaming session the first part, and ``grown_step`` the step of the next one (0 none); digests,
-of what arrived, are 0 where unknown."""
+class OpSteps(NamedTuple):
+    """A row of Run.ops: the same for attention and KV-cache update bodies."""
 
-BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt", "grade", "sent_to")
-"""Run.base: every outcome but NOT_SAVED: request (row in Run.requests), engine, outcome (its name), amount
-(token-layers), prompt (of these, in positions of the prompt); ``ended``: of NOT_LOADED the LoadEnd;
-``grade``: its Grade as an int; ``sent_to``: the peer, where nothing but its leaving for one was seen, ""
-elsewhere."""
+    engine: int
+    pid: int
+    process: str
+    rank: int
+    layer: str
+    op: str
+    eligible: int
+    fired: int
+    direct: int  # in which the body was reached through Dispatch.DIRECT
 
-LOST_COLUMNS = (
-    "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "ended", "live",
-    "grade", "part",
-)  # fmt: skip
-"""Run.lost: the intervals of positions that were not saved, one row per request x interval x class of pairs
-with the same outcome. ``request`` is the row in Run.requests, ``pairs`` how many pairs share the row,
-``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that computed it (-1 for decode),
-``step`` that chunk's step (0 for decode), ``ended`` the SaveEnd, ``live`` whether the worker had a
-connector, ``grade`` how well that is seen (a Grade as an int), ``part`` of several connectors the number (in
-Run.parts) of the one that came furthest with it, -1 of one alone."""
 
-ENTRY_COLUMNS = (
-    "request", "engine", "step", "slots", "tokens", "start", "available", "asynchronous",
-)  # fmt: skip
-"""Run.entries: store entries of the connector's metadata, in order. ``start`` is resolved to a
-position where possible; ``available``: positions of the request with KV at the end of that step."""
+class SkippedSteps(NamedTuple):
+    """A row of Run.skips: attention bodies in real steps, by why the connector's hooks did not run."""
+
+    engine: int
+    pid: int
+    rank: int
+    skip: str  # name of a kvtrace.trace.format.Skip
+    layer_steps: int
+
+
+class CallTimes(NamedTuple):
+    """A row of Run.timing."""
+
+    hook: str
+    kind: str  # hook | op
+    clock: str
+    calls: int
+    p50_ns: float
+    p99_ns: float
+    total_ns: int
+    share_of_steps: float | None  # of the workers' execute_model time; None for hooks of the scheduler
+
+
+class RunRequest(NamedTuple):
+    """A row of Run.requests, in order of arrival. A step is 0 where there is none; digests, of what arrived,
+    are 0 where unknown."""
+
+    id: str  # the engine's
+    client: str  # the client's, "" unknown
+    engine: int
+    prompt: int
+    computed: int  # positions with KV
+    output: int
+    local: int  # positions reused from the GPU's prefix cache
+    external: int  # ... taken from the connector
+    offered: int  # what the connector answered; -1: never asked
+    chunks: int
+    chunk_tokens: tuple[int, ...]  # of the first 16
+    first_step: int
+    last_step: int
+    block: int
+    status: str
+    finished: bool
+    digest: int
+    prefix: int
+    preemptions: int
+    looked_up: bool
+    t_first: int
+    chunk_step: int  # of the first chunk
+    saved: int  # token-layers
+    unsaved: int  # token-layers
+    diverged: bool  # pairs saved different amounts
+    preempt_step: int  # of the last one
+    arrived: int  # the prompt as it arrived, of a streaming session its first part
+    grown_step: int  # ... the step of the next part
+
+
+class OutcomeAmount(NamedTuple):
+    """A row of Run.base: an outcome of a request's tokens, of any but NOT_SAVED."""
+
+    request: int  # row in Run.requests
+    engine: int
+    outcome: str
+    ended: int  # Outcome.code: of NOT_LOADED a LoadEnd
+    amount: int  # token-layers; in Run.whole tokens
+    prompt: int  # of these, in positions of the prompt
+    grade: Grade
+    sent_to: str  # the peer, where nothing but its leaving for one was seen
+
+
+class LostSpan(NamedTuple):
+    """A row of Run.lost: positions [start, end) that were not saved, in pairs with the same outcome."""
+
+    request: int  # row in Run.requests
+    engine: int  # its tag
+    start: int
+    end: int
+    pairs: int  # how many
+    phase: str  # prefill | decode
+    chunk: int  # index of the prefill chunk that computed it, -1 for decode
+    step: int  # that chunk's step, 0 for decode
+    ended: SaveEnd
+    live: bool  # whether the worker had a connector
+    grade: Grade
+    part: int = -1  # of several connectors the number (in Run.parts) of the one that came furthest with it
+
+
+class OfferedEntry(NamedTuple):
+    """A row of Run.entries: a store entry of the connector's metadata, in order."""
+
+    request: int  # row in Run.requests
+    engine: int
+    step: int
+    slots: int
+    tokens: int
+    start: int  # resolved to a position where possible
+    available: int  # positions of the request with KV at the end of that step
+    asynchronous: bool
 
 
 class RunError(KvtraceError):
@@ -493,17 +560,17 @@ class Run:
     targets: Sequence[TargetStatus]
     exceptions: Sequence[HookException]
     agent_errors: Sequence[tuple[int, str, str]]  # pid, where, error
-    hooks: pd.DataFrame
-    ops: pd.DataFrame
-    skips: pd.DataFrame
-    timing: pd.DataFrame
-    requests: pd.DataFrame
-    entries: pd.DataFrame
-    lost: pd.DataFrame
-    base: pd.DataFrame
+    hooks: Sequence[HookSteps]
+    ops: Sequence[OpSteps]
+    skips: Sequence[SkippedSteps]
+    timing: Sequence[CallTimes]
+    requests: Sequence[RunRequest]
+    entries: Sequence[OfferedEntry]
+    lost: Sequence[LostSpan]
+    base: Sequence[OutcomeAmount]
     loads: Ledger[LoadEnd]
     total: int  # token-layers of the saves ledger
-    whole: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(BASE_COLUMNS)))
+    whole: Sequence[OutcomeAmount] = ()
     """As ``base``, in tokens: each that no pair lost, with the least outcome of its pairs."""
     kept: Sequence[PairKept] = ()
     places: Sequence[Place] = ()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvtrace import __version__, causes, ledger
-from kvtrace.causes.tables import rows as rows_of
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.run import Run
 from kvtrace.merge.asked import EngineRequest, RunIds, read_ids
@@ -26,7 +25,7 @@ from kvtrace.merge.merged import End as EndOf
 from kvtrace.merge.sides import EngineSide, sides
 from kvtrace.report.running import still_running
 from kvtrace.story.locate import traced_directory
-from kvtrace.terms import Grade
+from kvtrace.terms import SAVED
 from kvtrace.words import duration, listed, plural
 
 
@@ -194,20 +193,19 @@ def _with_numbers(one: EngineOf, book: Run) -> EngineOf:
     engine = next((each for each in book.engines if each.tag == one.tag), None)
     if engine is None:
         return one
-    mine = book.requests[book.requests["engine"] == one.tag]
-    saved = book.base[(book.base["engine"] == one.tag) & (book.base["outcome"] == "saved")]
-    grade = int(saved["grade"].min()) if len(saved) else 0
+    mine = [request for request in book.requests if request.engine == one.tag]
+    saved = [row for row in book.base if row.engine == one.tag and row.outcome == SAVED]
     return replace(
         one,
         ranks=tuple(worker.rank for worker in engine.workers),
         missing=max(0, engine.facts.ranks - len(engine.workers)) if engine.facts.known else 0,
         scheduled=engine.steps > 0 or engine.facts.known,
         requests=len(mine),
-        prompt=int(mine["prompt"].sum()),
-        reused=int(mine["local"].sum()),
-        accepted=int(mine["external"].sum()),
-        saved=float(saved["amount"].sum()) / max(1, engine.pairs),
-        grade=Grade(grade).label if len(saved) else "",
+        prompt=sum(request.prompt for request in mine),
+        reused=sum(request.local for request in mine),
+        accepted=sum(request.external for request in mine),
+        saved=sum(row.amount for row in saved) / max(1, engine.pairs),
+        grade=min(row.grade for row in saved).label if saved else "",
     )
 
 
@@ -215,7 +213,7 @@ def _sides(book: Run, mine: dict[int, EngineRequest]) -> dict[int, EngineSide]:
     """Index of a request of this run -> where its tokens ended up."""
     of_row, rows = sides(book), {}
     uses: Counter[tuple[int, str]] = Counter()
-    for row, one in enumerate(rows_of(book.requests)):
+    for row, one in enumerate(book.requests):
         rows[one.engine, one.id, uses[one.engine, one.id]] = row
         uses[one.engine, one.id] += 1
     known = ((at, rows.get((one.tag, one.id, one.number), -1)) for at, one in mine.items())

@@ -45,17 +45,15 @@ def sides(run: Run) -> dict[int, EngineSide]:
     spans: dict[int, list[Span]] = {}
     for span in run.spans:
         spans.setdefault(span.request, []).append(span)
-    prompts = run.requests["prompt"].tolist()
     loads = {load.request: load for load in run.load_rows}
     pairs = {engine.tag: engine.pairs for engine in run.engines}
-    engines = run.requests["engine"].tolist()
     found = {}
     for row, of_request in spans.items():
-        load, prompt = loads.get(row), int(prompts[row])
-        stretches = tuple(_stretches(of_request, prompt, pairs.get(engines[row], 0)))
+        load, request = loads.get(row), run.requests[row]
+        stretches = tuple(_stretches(of_request, request.prompt, pairs.get(request.engine, 0)))
         answer = -1 if load is None or load.answer is None else load.answer
         taken = (load.accepted, load.local) if load else (0, 0)
-        found[row] = EngineSide(prompt, stretches, answer, *taken)
+        found[row] = EngineSide(request.prompt, stretches, answer, *taken)
     return found
 
 

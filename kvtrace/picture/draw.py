@@ -72,11 +72,10 @@ def draw(run_dir: Path) -> Picture:
 
 
 def _spans(run: Run) -> dict[int, list[Span]]:
-    engines = run.requests["engine"].tolist()
     found: dict[int, list[Span]] = {}
     for span in run.spans:
         if span.step > 0:
-            found.setdefault(engines[span.request], []).append(span)
+            found.setdefault(run.requests[span.request].engine, []).append(span)
     return found
 
 
@@ -145,8 +144,7 @@ class _Read:
     def __init__(self, run: Run, clocks: Mapping[str, int]) -> None:
         self.records: list[Timed] = []
         self.prompt: dict[int, int] = {}
-        table = run.requests
-        self._wanted = {str(table["id"].iloc[row]) for row in chosen(run)}
+        self._wanted = {run.requests[row].id for row in chosen(run)}
         for path in spool_paths(run.directory):
             try:
                 spool = Spool(path)

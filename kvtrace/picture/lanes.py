@@ -57,11 +57,11 @@ def _bars(
 
 def chosen(run: Run) -> list[int]:
     """The rows of the requests that get a lane: half the places for those that lost most."""
-    table = run.requests
-    if len(table) <= MOST_LANES:
-        return list(range(len(table)))
-    worst = table["unsaved"].to_numpy().argsort(kind="stable")[::-1][: MOST_LANES // 2].tolist()
-    rest = [row for row in range(len(table)) if row not in set(worst)]
+    every = range(len(run.requests))
+    if len(every) <= MOST_LANES:
+        return list(every)
+    worst = sorted(every, key=lambda row: (-run.requests[row].unsaved, -row))[: MOST_LANES // 2]
+    rest = [row for row in every if row not in set(worst)]
     return sorted([*worst, *rest[: MOST_LANES - len(worst)]])
 
 
@@ -84,11 +84,10 @@ def lanes(
         of_id[one.id].append(one)
     outcomes = _step_outcomes(spans)
     found = []
-    table = run.requests
     for row in chosen(run):
-        ident, engine = str(table["id"].iloc[row]), int(table["engine"].iloc[row])
-        bars = _bars(of_id.get(ident, ()), outcomes.get(row, {}), steps, numbers)
-        marks = _marks(of_id.get(ident, ()))
+        request = run.requests[row]
+        bars = _bars(of_id.get(request.id, ()), outcomes.get(row, {}), steps, numbers)
+        marks = _marks(of_id.get(request.id, ()))
         times = [*(bar.t0 for bar in bars), *(mark.t for mark in marks)]
         if not times:
             continue
@@ -96,7 +95,7 @@ def lanes(
         bars.sort(key=lambda bar: bar.t0)
         found.append(
             Lane(
-                id=ident, engine=engine, prompt=int(table["prompt"].iloc[row]), begin=min(times),
+                id=request.id, engine=request.engine, prompt=request.prompt, begin=min(times),
                 end=max(ended) if ended else None, bars=bars[:MOST_BARS], marks=_few(marks),
                 more=max(0, len(bars) - MOST_BARS) + max(0, len(marks) - MOST_MARKS),
             )

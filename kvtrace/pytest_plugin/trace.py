@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from kvtrace.terms import FAULT, LOADED, NOTE, SAVED, SEVERITIES, severity_order
 from kvtrace.words import plural
 
 if TYPE_CHECKING:
+    from kvtrace.causes.diagnosis import JudgedRequest
     from kvtrace.ledger.run import Run
     from kvtrace.report.model import FindingRow, Report
 
@@ -41,7 +42,7 @@ class Trace:
         self.keep = False
         self._name, self._command, self._started_ns = name, command, started_ns
         self._open = True
-        self._made: tuple[object, Run, Report, list[dict[str, Any]]] | None = None
+        self._made: tuple[object, Run, Report, Sequence[JudgedRequest]] | None = None
 
     # --- the report --------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class Trace:
         if request is None:
             tokens = report["ledger"]["saves"]["tokens"].get(SAVED, 0.0)
         else:
-            tokens = sum(float(row["saved_tokens"]) for row in _rows(requests, request))
+            tokens = sum(row.tokens.saved for row in _rows(requests, request))
         return Measured(_even(tokens), "tokens saved", lambda: self._about_ledger("saves"))
 
     def loaded_tokens(self, request: object = None) -> float:
@@ -130,7 +131,7 @@ class Trace:
             tokens = report["ledger"]["loads"]["tokens"].get(LOADED, 0.0)
         else:
             pairs = {engine.tag: max(1, engine.pairs) for engine in run.engines}
-            wanted = {(row["engine"], row["id"]) for row in _rows(requests, request)}
+            wanted = {(row.request.engine, row.request.id) for row in _rows(requests, request)}
             tokens = sum(
                 one.ends.get(LoadEnd.LOADED, 0) / pairs.get(one.engine, 1)
                 for one in run.load_rows
@@ -205,7 +206,7 @@ class Trace:
         if self._open:
             AGENT.flush()
 
-    def _analysed(self) -> tuple[object, Run, Report, list[dict[str, Any]]]:
+    def _analysed(self) -> tuple[object, Run, Report, Sequence[JudgedRequest]]:
         from kvtrace import causes, ledger
         from kvtrace.report.build import assemble
         from kvtrace.trace.format import SPOOL_DIR
@@ -218,8 +219,7 @@ class Trace:
             run = ledger.read_run(self.run_dir)
             diagnosis = causes.diagnose(run)
             # the report lists at most 200 requests; a test may ask for any
-            requests = diagnosis.requests.to_dict("records")
-            self._made = (state, run, assemble(run, diagnosis), [dict(row) for row in requests])  # type: ignore[arg-type]
+            self._made = (state, run, assemble(run, diagnosis), diagnosis.requests)
         return self._made
 
     def _write_run(self) -> None:
@@ -300,20 +300,20 @@ def _one_of(what: str, wanted: object, seen: Iterable[object], matches: Any) -> 
         raise TraceError(f"no {what} {wanted!r} in this run", f"seen: {shown}")
 
 
-def _rows(requests: list[dict[str, Any]], wanted: object) -> list[dict[str, Any]]:
+def _rows(requests: Sequence[JudgedRequest], wanted: object) -> list[JudgedRequest]:
     """The rows of a request id (the engine's or the client's), of an answer, or of several."""
     if isinstance(wanted, (list, tuple, set, frozenset)):
         return [row for one in wanted for row in _rows(requests, one)]
     ident = wanted if isinstance(wanted, str) else getattr(wanted, "request_id", None)
     if not isinstance(ident, str):
         raise TraceError(f"{wanted!r} is not a request", "give its id, or what llm.generate returned")
-    found = [row for row in requests if row["id"] == ident]
-    found = found or [row for row in requests if row["client"] == ident]
+    found = [row for row in requests if row.request.id == ident]
+    found = found or [row for row in requests if row.request.client == ident]
     if len(found) > 1:
-        ids = ", ".join(row["id"] for row in found)
+        ids = ", ".join(row.request.id for row in found)
         raise TraceError(f"{len(found)} requests of this test were called {ident!r}", f"give one of {ids}")
     if not found:
-        ids = ", ".join(str(row["client"] or row["id"]) for row in requests[:8]) or "none at all"
+        ids = ", ".join(row.request.client or row.request.id for row in requests[:8]) or "none at all"
         raise TraceError(f"no request {ident!r} in this run", f"seen: {ids}")
     return found
 

@@ -7,33 +7,31 @@ list is capped, and the result is held against the published schema before anybo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, get_args
-
-import pandas as pd
+from typing import TypeVar, get_args
 
 from kvtrace import __version__, causes, ledger
 from kvtrace.causes import diagnosis as cause_model
-from kvtrace.causes.tables import records
 from kvtrace.grouped import grouped
 from kvtrace.ledger import run as ledger_model
 from kvtrace.ledger.device import ClockRow as DeviceTiming
 from kvtrace.ledger.device import DeviceTotals
 from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
+from kvtrace.ledger.run import HookSteps, OpSteps
 from kvtrace.ledger.states.outcome import Book
 from kvtrace.report import model
 from kvtrace.report.digest import seal
 from kvtrace.report.running import left_behind, still_running
-from kvtrace.report.shape import row, text, whole
+from kvtrace.report.shape import row, whole
 from kvtrace.report.validate import problem
 from kvtrace.terms import Grade
 from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, EngineFact, Header, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
-Record = dict[str, Any]
-"""A row of a table, by the names of its columns."""
+T = TypeVar("T")
+Covered = TypeVar("Covered", HookSteps, OpSteps)
 _TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
 
 
@@ -85,9 +83,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "ruled_out": [row(model.RuledOutRow, one) for one in diagnosis.ruled_out],
         "not_observed": [row(model.NotObservedRow, one) for one in diagnosis.not_observed],
         "requests": _requests(diagnosis.requests),
-        "timing": [
-            row(model.TimingRow, one) for one in run.timing.to_dict("records") if one["kind"] == "hook"
-        ],
+        "timing": [row(model.TimingRow, one, count=one.calls) for one in run.timing if one.kind == "hook"],
         "limits": {
             "notes": notes,
             "lost_records": sum(spool.lost + spool.left_out for spool in run.spools),
@@ -233,8 +229,8 @@ def _instrumentation(run: ledger_model.Run) -> model.Instrumentation:
 def _coverage(run: ledger_model.Run, notes: list[str]) -> model.Coverage:
     hooks, ops = _named(run.hooks), _named(run.ops)
     return {
-        "hooks": [row(model.HookRow, one) for one in _shown(hooks, "hook", notes)],
-        "ops": [row(model.OpRow, one) for one in _shown(ops, "op", notes)],
+        "hooks": [_covered(model.HookRow, one) for one in _shown(hooks, "hook", notes)],
+        "ops": [_covered(model.OpRow, one) for one in _shown(ops, "op", notes)],
         "summary": _summary(hooks, run),
     }
 
@@ -245,12 +241,17 @@ def _idle(run: ledger_model.Run) -> set[str]:
     return set.intersection(*bodies) if bodies else set()
 
 
-def _summary(hooks: Sequence[Record], run: ledger_model.Run) -> list[model.SummaryRow]:
+def _covered(shape: type[T], one: HookSteps | OpSteps) -> T:
+    """A rank or layer that is none is None."""
+    return row(shape, one, rank=one.rank if one.rank >= 0 else None, layer=one.layer or None)
+
+
+def _summary(hooks: Sequence[HookSteps], run: ledger_model.Run) -> list[model.SummaryRow]:
     """A row per hook, over all ranks and layers."""
     idle = _idle(run)
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for one in hooks:
-        sums[one["hook"]].update({name: one[name] for name in ("eligible", "fired", "with_work")})
+        sums[one.hook].update(eligible=one.eligible, fired=one.fired, with_work=one.with_work)
     return [
         row(
             model.SummaryRow, one,
@@ -260,27 +261,25 @@ def _summary(hooks: Sequence[Record], run: ledger_model.Run) -> list[model.Summa
     ]  # fmt: skip
 
 
-def _named(table: pd.DataFrame) -> list[Record]:
+def _named(table: Sequence[Covered]) -> list[Covered]:
     """The rows, with process names that are told apart where engines use the same ones."""
-    found = records(table)
-    uses = Counter(name for _, _, name in {(one["engine"], one["pid"], one["process"]) for one in found})
-    for one in found:
-        if uses[one["process"]] > 1:
-            one["process"] = f"{one['process']} (engine {one['engine']}, pid {one['pid']})"
-    return found
+    uses = Counter(name for _, _, name in {(one.engine, one.pid, one.process) for one in table})
+    return [
+        one._replace(process=f"{one.process} (engine {one.engine}, pid {one.pid})")
+        if uses[one.process] > 1
+        else one
+        for one in table
+    ]
 
 
-def _shown(table: Sequence[Record], what: str, notes: list[str]) -> list[Record]:
-    """The rows that a report lists; a rank or layer that is none is None."""
+def _shown(table: Sequence[Covered], what: str, notes: list[str]) -> list[Covered]:
+    """The rows that a report lists."""
     cap, places = model.MAX_COVERAGE_ROWS, list(range(len(table)))
     if len(table) > cap:
         notes.append(f"{cap} of {len(table)} coverage rows ({what}s) are listed, the incomplete ones first")
-        complete = [one["fired"] >= one["eligible"] for one in table]
+        complete = [one.fired >= one.eligible for one in table]
         places = sorted(sorted(places, key=complete.__getitem__)[:cap])
-    return [
-        {**one, "rank": one["rank"] if one["rank"] >= 0 else None, "layer": one["layer"] or None}
-        for one in (table[at] for at in places)
-    ]
+    return [table[at] for at in places]
 
 
 # ------------------------------------------------------------------------------ the answer
@@ -359,7 +358,7 @@ def _connectors(
             "engines": [engine.tag for engine in part.run.engines],
             "verdict": own.verdict,
             "ledger": _ledgers(part.run, own),
-            "coverage": _summary(records(part.run.hooks), part.run),
+            "coverage": _summary(part.run.hooks, part.run),
             "findings": list(dict.fromkeys(one.id for one in own.findings)),
             "ruled_out": [row(model.RuledOutRow, one) for one in own.ruled_out],
             "not_observed": [row(model.NotObservedRow, one) for one in own.not_observed],
@@ -368,26 +367,25 @@ def _connectors(
     ]
 
 
-def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:
-    """The rows of the diagnosis' table of requests (``Diagnosis.requests``) as a report writes them."""
+def request_rows(judged: Iterable[cause_model.JudgedRequest]) -> list[model.RequestRow]:
+    """``Diagnosis.requests`` as a report writes them."""
     return [
         row(
-            model.RequestRow, one,
-            client=text(one["client"]) or None,
-            chunk_tokens=[whole(part) for part in one["chunk_tokens"][: model.MAX_CHUNKS_SHOWN]],
-            saved=one["saved_tokens"], sent=one["sent_tokens"], not_saved=one["not_saved_tokens"],
-            not_observed=one["unseen_tokens"], grade=one["grade"] or None,
-            first_step=whole(one["first_step"]) & STEP_MASK,
-            last_step=whole(one["last_step"]) & STEP_MASK,
+            model.RequestRow, one.request,
+            client=one.request.client or None,
+            chunk_tokens=[whole(part) for part in one.request.chunk_tokens[: model.MAX_CHUNKS_SHOWN]],
+            saved=one.tokens.saved, sent=one.tokens.sent, not_saved=one.tokens.lost,
+            not_observed=one.tokens.unseen, verdict=one.verdict, grade=one.grade or None,
+            first_step=one.request.first_step & STEP_MASK, last_step=one.request.last_step & STEP_MASK,
         )
-        for one in records(table)
+        for one in judged
     ]  # fmt: skip
 
 
-def _requests(table: pd.DataFrame) -> model.RequestRows:
-    rows = request_rows(table.head(model.MAX_REQUEST_ROWS))
-    found: model.RequestRows = {"total": len(table), "shown": len(rows), "rows": rows}
-    if unended := len(table) - int(table["finished"].sum()):
+def _requests(judged: Sequence[cause_model.JudgedRequest]) -> model.RequestRows:
+    rows = request_rows(judged[: model.MAX_REQUEST_ROWS])
+    found: model.RequestRows = {"total": len(judged), "shown": len(rows), "rows": rows}
+    if unended := sum(not one.request.finished for one in judged):
         found["unended"] = unended
     return found
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrace.causes.tables import rows as rows_of
-from kvtrace.ledger.run import Engine, Run
+from kvtrace.ledger.run import Engine, OfferedEntry, Run
 from kvtrace.story import worker_steps
 from kvtrace.story.records import Source
 from kvtrace.story.story import Entry, Moment
@@ -45,7 +44,7 @@ def moments(subject: Subject, run: Run, spools: Sequence[Source]) -> tuple[list[
     gathered = _Gathered(subject.began, chunks=sum(isinstance(row, rows.Chunk) for row, _ in found))
     for row, source in found:
         gathered.add_record(row, source.names)
-    gathered.add_stores(run.entries[run.entries["request"] == subject.row])
+    gathered.add_stores(one for one in run.entries if one.request == subject.row)
     steps = sorted(gathered.of_steps)[:MAX_STEPS]
     notes = []
     if len(steps) < len(gathered.of_steps):
@@ -155,14 +154,12 @@ class _Gathered:
 
     # -- what else is known
 
-    def add_stores(self, entries: Any) -> None:
-        """Store entries, a table as Run.entries, with the positions that the ledger gave them."""
-        for entry in rows_of(entries):
-            step = int(entry.step)
-            if step in self.of_steps:
-                numbers = (int(entry.slots), int(entry.tokens), int(entry.start))
-                asynchronous, declared = bool(entry.asynchronous), step in self._declared
-                self.of_steps[step].entries.append(Entry("store", *numbers, asynchronous, declared))
+    def add_stores(self, entries: Iterable[OfferedEntry]) -> None:
+        """Store entries, with the positions that the ledger gave them."""
+        for one in entries:
+            if one.step in self.of_steps:
+                entry = (one.slots, one.tokens, one.start, one.asynchronous, one.step in self._declared)
+                self.of_steps[one.step].entries.append(Entry("store", *entry))
 
     def add_trouble(self, spools: Iterable[Source], steps: set[int]) -> None:
         """Exceptions and warnings of the connector's hooks in these steps, one of each."""

@@ -6,14 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pandas as pd
-
 from kvtrace.causes.assign import assign_spans
 from kvtrace.causes.case import Assigned, Case, make_case
 from kvtrace.causes.outcomes import kept, not_saved
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.ledger.ends import NOT_SAVED
-from kvtrace.ledger.run import LOST_COLUMNS, Run, Span
+from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
+from kvtrace.ledger.run import LostSpan, Run, Span
 from kvtrace.story.story import Range
 from kvtrace.terms import NOT_OBSERVED, Grade, cause_of
 
@@ -54,13 +52,16 @@ def _named(case: Case, inside: Sequence[Case], span: Span) -> list[_Named]:
         (max(span.start, request.prompt), span.end, "decode"),
     )
     pieces = [
-        (span.request, request.engine, start, end, len(span.pairs), phase, span.chunk, span.step,
-         outcome.code, span.live, int(outcome.grade), span.part)
+        LostSpan(
+            span.request, request.engine, start, end, len(span.pairs), phase, span.chunk, span.step,
+            SaveEnd(outcome.code), span.live, outcome.grade, span.part,
+        )
         for start, end, phase in phases
         if start < end
     ]  # fmt: skip
-    alone = pd.DataFrame(pieces, columns=list(LOST_COLUMNS))
-    one = replace(case, run=replace(case.run, lost=alone), assigned=defaultdict(Assigned), unheard=Assigned())
+    one = replace(
+        case, run=replace(case.run, lost=pieces), assigned=defaultdict(Assigned), unheard=Assigned()
+    )
     assign_spans(one, inside)
     found = [
         (start, end, not_saved(cause), outcome.grade, "")

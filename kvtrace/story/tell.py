@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace import causes, ledger
-from kvtrace.causes.tables import rows
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.run import Engine, Run
 from kvtrace.story import find
@@ -91,7 +90,7 @@ def _subject(run: Run, ident: str, number: int) -> tuple[Subject, Any]:
     Raises:
         KvtraceError: the ledger does not know it.
     """
-    same = [(at, row) for at, row in enumerate(rows(run.requests)) if row.id == ident]
+    same = [(at, row) for at, row in enumerate(run.requests) if row.id == ident]
     if number >= len(same):
         raise KvtraceError("no such request", ident, "its records are incomplete: it is not in the ledgers")
     at, request = same[number]
@@ -103,9 +102,7 @@ def _subject(run: Run, ident: str, number: int) -> tuple[Subject, Any]:
 
 
 def _verdict(run: Run, request: Any) -> str:
-    judged = causes.diagnose(run).requests
-    judged = judged[(judged["id"] == request.id) & (judged["t_first"] == request.t_first)]
-    return str(judged["verdict"].iloc[0]) if len(judged) else ""
+    return next((one.verdict for one in causes.diagnose(run).requests if one.request is request), "")
 
 
 def _of_loads(run: Run, row: int) -> list[str]:

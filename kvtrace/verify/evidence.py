@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtrace.causes.tables import rows as rows_of
 from kvtrace.grouped import grouped
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.ledger.loads.outcome import LoadOf, LostResumed
@@ -139,16 +138,18 @@ def read(directories: Sequence[Path]) -> Evidence:
 
 def _read(directory: Path) -> Evidence:
     run = read_run(directory)
-    scans = [one for path in spool_paths(directory) if (one := _scan(path)) is not None]
+    scans = [spool for path in spool_paths(directory) if (spool := _scan(path)) is not None]
     errors = _errors(scans)
     loads = {load.request: load for load in run.load_rows}
     resumed = dict(grouped(run.lost_resumed, lambda one: one.request))
     in_hand, gone = _ended(run, _IN_HAND), _ended(run, (SaveEnd.LOST_LATER,))
-    unseen = run.base[run.base["outcome"] == NOT_OBSERVED].groupby("request")["prompt"].sum().to_dict()
+    unseen: Counter[int] = Counter()
+    for amount in run.base:
+        unseen[amount.request] += amount.prompt if amount.outcome == NOT_OBSERVED else 0
     seen: dict[int, list[RequestSeen]] = defaultdict(list)
     by_tag = {engine.tag: engine for engine in run.engines}
     producers = {engine.tag for engine in run.engines if engine.role == "kv_producer"}
-    for row, one in sorted(enumerate(rows_of(run.requests)), key=lambda at: at[1].engine not in producers):
+    for row, one in sorted(enumerate(run.requests), key=lambda at: at[1].engine not in producers):
         number = _NUMBER.search(one.client) or _NUMBER.search(one.id)
         load = loads.get(row)
         if number is None:
@@ -234,10 +235,10 @@ _IN_HAND = (
 
 def _ended(run: Run, ends: Sequence[SaveEnd]) -> Mapping[int, int]:
     """Row of a request -> token-layers of its prompt that ended in one of these ways."""
-    lost = run.lost[run.lost["ended"].isin(ends) & (run.lost["phase"] == "prefill")]
     found: dict[int, int] = defaultdict(int)
-    for one in rows_of(lost):
-        found[one.request] += (one.end - one.start) * one.pairs
+    for one in run.lost:
+        if one.ended in ends and one.phase == "prefill":
+            found[one.request] += (one.end - one.start) * one.pairs
     return found
 
 
@@ -274,4 +275,4 @@ def bad_saves(run: Run) -> list[tuple[str, str]]:
     bad = (SaveEnd.NOT_FINISHED, SaveEnd.FAILED)
     said = {one.request: one.end.name.lower().replace("_", " ") for one in run.async_saves if one.end in bad}
     said |= {one.request: "told to be over before they were read" for one in run.async_saves if one.early}
-    return [(str(run.requests["id"].iloc[row]), words) for row, words in said.items()]
+    return [(run.requests[row].id, words) for row, words in said.items()]

@@ -32,7 +32,7 @@ def aborted(report: Report, trace: Path) -> str:
 
 
 def preempted(report: Report, trace: Path) -> str:
-    count = int(read_run(trace).requests["preemptions"].sum())
+    count = sum(one.preemptions for one in read_run(trace).requests)
     return f"{count} preemptions" if count else ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from synth import HEALTHY, Fate, Policy, Prompt, Rounding, Sim
 
@@ -12,7 +12,10 @@ from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
-from kvtrace.terms import NOTE
+from kvtrace.ledger.run import LostSpan, OutcomeAmount
+from kvtrace.terms import NOTE, Grade
+
+Row = TypeVar("Row", LostSpan, OutcomeAmount)
 
 
 def prompts(lengths: Sequence[int], output: int = 1, start: int = 1) -> list[Prompt]:
@@ -46,6 +49,11 @@ def analyse(sim: Sim, *others: Sim) -> Diagnosis:
         assert finding.remedy and finding.versions, finding
         assert 0 <= finding.share <= 1 and len(finding.events) <= 3, finding
     return diagnosis
+
+
+def graded(table: Sequence[Row], grade: Grade) -> list[Row]:
+    """Rows of Run.base or Run.lost, seen as well as that."""
+    return [one._replace(grade=grade) for one in table]
 
 
 def ids(diagnosis: Diagnosis) -> list[str]:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from diagnosed import analyse, ids, not_observed, prompts, ruled_out, said, served, tokens
+from diagnosed import analyse, graded, ids, not_observed, prompts, ruled_out, said, served, tokens
 from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
 
 from kvtrace.causes import Diagnosis, diagnose
@@ -177,7 +177,7 @@ def test_ranks_are_said_to_agree_only_where_each_was_seen(tmp_path: Path, grade:
     sim = watched(tmp_path, [128, 256], tp=2)
     sim.write()
     run = read_run(sim.dir)
-    run = replace(run, base=run.base.assign(grade=int(grade)))
+    run = replace(run, base=graded(run.base, grade))
     assert ("ranks-diverge" in ruled_out(diagnose(run))) == out
 
 

@@ -170,8 +170,7 @@ def test_what_never_came_is_one_finding_and_no_lost_save(tmp_path: Path) -> None
     assert diagnosis.saves.tokens == {account: 96, "saved": 32}
     assert diagnosis.loads.tokens[account] == 96
     assert [(f.id, f.tokens, f.share) for f in diagnosis.findings] == [("load-not-injected", 96, 0.75)]
-    assert diagnosis.requests["verdict"].tolist() == ["load-not-injected"]
-    assert diagnosis.requests["not_saved_tokens"].tolist() == [0]
+    assert [(one.verdict, one.tokens.lost) for one in diagnosis.requests] == [("load-not-injected", 0)]
     assert [(stage.into, stage.out) for stage in diagnosis.stages] == [(32, 32)] * 7  # computed here
     assert diagnosis.verdict.startswith("All 32 prompt tokens computed here were ")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from diagnosed import analyse, not_observed, prompts, ruled_out
+from diagnosed import analyse, graded, not_observed, prompts, ruled_out
 from synth import WATCHED, Entry, Fate, Policy, Rounding, Sim
 from test_effects import sim_of, watched
 from test_load_rules import LOAD
@@ -40,7 +40,7 @@ def test_exceptions_that_may_not_be_seen_are_not_ruled_out(tmp_path: Path, kind:
             sim.workers[0].fact(Fact.WATCH_LIMITS, {"connector": 11, "kind": one.value, "what": "x"})
         sim.write()
         found = read_run(sim.dir)
-        return diagnose(replace(found, base=found.base.assign(grade=int(Grade.PROVED))))
+        return diagnose(replace(found, base=graded(found.base, Grade.PROVED)))
 
     assert "exception-swallowed" in ruled_out(run("seen"))
     assert "exception-swallowed" not in ruled_out(run("unseen", kind))
@@ -112,7 +112,7 @@ def stored(sim: Sim, left_out: int = 0, grade: Grade = Grade.WRITTEN) -> Diagnos
         sim.one_step(name, length, [] if length == left_out else [Entry(name, length, -1, 0)], digest=length)
     sim.write()
     run = read_run(sim.dir)
-    return diagnose(replace(run, base=run.base.assign(grade=int(grade))))
+    return diagnose(replace(run, base=graded(run.base, grade)))
 
 
 def test_prompts_left_out_may_have_been_taken_for_stored(tmp_path: Path) -> None:

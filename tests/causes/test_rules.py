@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from diagnosed import analyse, ids, prompts, ruled_out, served, the, tokens
+from diagnosed import analyse, graded, ids, prompts, ruled_out, served, the, tokens
 from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
 
 from kvtrace.causes import diagnose
@@ -351,7 +351,7 @@ def test_already_stored_is_no_better_seen_than_the_earlier_save(
     sim.serve([Prompt(f"a{i}", 128, digest=5) for i in range(2)], Rounding(32, keep=True).policy())
     sim.write()
     run = read_run(tmp_path)
-    run = replace(run, base=run.base.assign(grade=int(grade)), lost=run.lost.assign(grade=int(Grade.READ)))
+    run = replace(run, base=graded(run.base, grade), lost=graded(run.lost, Grade.READ))
     finding = the(diagnose(run), "already-stored")
     assert (finding.id, finding.severity, finding.grade) == (
         "already-stored",

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
-from diagnosed import analyse, ruled_out, served, the
+from diagnosed import analyse, graded, ruled_out, served, the
 from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
 from test_load_rules import again
 
@@ -20,7 +19,15 @@ from kvtrace.causes.evidence.unit import Sample, StoredUnits, infer_unit
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.ledger.reported import Caught
-from kvtrace.ledger.run import LOST_COLUMNS, AsyncSave, HookException, OutsideBytes, Run, Swallowed
+from kvtrace.ledger.run import (
+    AsyncSave,
+    HookException,
+    LostSpan,
+    OutcomeAmount,
+    OutsideBytes,
+    Run,
+    Swallowed,
+)
 from kvtrace.ledger.saves.pairs import reads_of
 from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import Touch
@@ -159,8 +166,8 @@ def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
     tmp_path: Path, more: dict[str, object], severity: str | None
 ) -> None:
     run = run_of(tmp_path)
-    base = run.base.assign(grade=int(Grade.READ))
-    step = int(run.entries["step"].iloc[0])
+    base = graded(run.base, Grade.READ)
+    step = run.entries[0].step
     fact = swallowed(places=((step, ""),), **more)
     diagnosis = diagnose(replace(run, base=base, swallowed=(fact,)))
     found = {one.id: one.severity for one in diagnosis.findings}
@@ -170,7 +177,7 @@ def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
         assert (first.id, first.tokens, first.requests) == ("exception-swallowed", 64, 1)
         assert first.headline[1:] in diagnosis.verdict
     # What was seen to come to rest is not lost, whatever was caught.
-    rest = diagnose(replace(run, base=base.assign(grade=int(Grade.WRITTEN)), swallowed=(fact,)))
+    rest = diagnose(replace(run, base=graded(base, Grade.WRITTEN), swallowed=(fact,)))
     assert "fault" not in {one.severity for one in rest.findings}
 
 
@@ -187,7 +194,7 @@ def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
 ) -> None:
     """One of several puts of a call may have been refused, or an index alone was not written."""
     run = run_of(tmp_path)
-    step, worker = int(run.entries["step"].iloc[0]), run.engines[0].workers[0]
+    step, worker = run.entries[0].step, run.engines[0].workers[0]
     caught = Caught((swallowed(places=((step, ""),)),))
     (read,) = reads_of(Touch(step, 0, 0b11, ((0, 64),), account=account), worker, caught)
     assert read.end == (end, grade)
@@ -196,18 +203,17 @@ def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
 @pytest.mark.parametrize("kind", ["OSError", "RuntimeError"])
 def test_what_is_not_observed_for_an_exception_is_a_fault(tmp_path: Path, kind: str) -> None:
     run = run_of(tmp_path)
-    step = int(run.entries["step"].iloc[0])
+    step = run.entries[0].step
 
-    def unknown(table: pd.DataFrame) -> pd.DataFrame:
-        others = table["request"] != 0
-        ended = table["ended"].where(others, int(SaveEnd.CAUGHT))
-        return table.assign(outcome=table["outcome"].where(others, NOT_OBSERVED), ended=ended)
+    def unknown(table: Sequence[OutcomeAmount]) -> list[OutcomeAmount]:
+        return [
+            one if one.request else one._replace(outcome=NOT_OBSERVED, ended=int(SaveEnd.CAUGHT))
+            for one in table
+        ]
 
     # Of what it generated later nothing is known either, and no exception was caught there.
-    later = run.whole.iloc[:1].assign(
-        outcome=NOT_OBSERVED, ended=int(SaveEnd.NOT_OBSERVED), amount=3, prompt=0
-    )
-    run = replace(run, base=unknown(run.base), whole=pd.concat([unknown(run.whole), later]))
+    later = run.whole[0]._replace(outcome=NOT_OBSERVED, ended=int(SaveEnd.NOT_OBSERVED), amount=3, prompt=0)
+    run = replace(run, base=unknown(run.base), whole=[*unknown(run.whole), later])
     diagnosis = diagnose(replace(run, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
     first = diagnosis.findings[0]
     assert (first.id, first.severity, first.tokens) == ("exception-swallowed", "fault", 64)
@@ -222,9 +228,9 @@ def test_a_caught_exception_stands_beside_a_save_not_at_rest(tmp_path: Path) -> 
     sim.serve([Prompt(f"a{i}", 128, digest=5) for i in range(2)], Rounding(32, keep=True).policy())
     sim.write()
     run = read_run(tmp_path)
-    fact = swallowed(places=((int(run.entries["step"].iloc[0]), ""),), type="FileExistsError", message="x")
+    fact = swallowed(places=((run.entries[0].step, ""),), type="FileExistsError", message="x")
     for grade, said in ((Grade.READ, True), (Grade.WRITTEN, False)):
-        found = diagnose(replace(run, base=run.base.assign(grade=int(grade)), swallowed=(fact,)))
+        found = diagnose(replace(run, base=graded(run.base, grade), swallowed=(fact,)))
         finding = the(found, "already-stored")
         assert any("where it saves: FileExistsError: x" in line for line in finding.evidence) == said
 
@@ -251,25 +257,24 @@ def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, empti
 
 
 def lost_of(run: Run, request: int, start: int, end: int, ended: SaveEnd, step: int, pairs: int = 2,
-            chunk: int = 0, kind: str = "prefill") -> pd.DataFrame:  # fmt: skip
+            chunk: int = 0, kind: str = "prefill") -> list[LostSpan]:  # fmt: skip
     """What the run lost: one range of a request's positions."""
     tag = run.engines[0].tag
-    row = (request, tag, start, end, pairs, kind, chunk, step, int(ended), True, int(Grade.READ), -1)
-    return pd.DataFrame([row], columns=list(LOST_COLUMNS))
+    return [LostSpan(request, tag, start, end, pairs, kind, chunk, step, ended, True, Grade.READ)]
 
 
 def losing(run: Run, end: SaveEnd, request: int = 0, **more: Any) -> Run:
     """The run with all tokens of a prompt lost; ``more``: fields of it."""
-    step, prompt = (int(run.requests[of].iloc[request]) for of in ("chunk_step", "prompt"))
-    lost = lost_of(run, request, 0, prompt, end, step)
-    return replace(run, lost=lost, base=run.base[run.base["request"] != request], **more)
+    of = run.requests[request]
+    lost = lost_of(run, request, 0, of.prompt, end, of.chunk_step)
+    return replace(run, lost=lost, base=[one for one in run.base if one.request != request], **more)
 
 
 @pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])
 def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, last: int, ident: str) -> None:
     """Of those after the sixteenth the steps are not all known: what is lost after it is theirs."""
     run = run_of(tmp_path)
-    step = int(run.requests["chunk_step"].iloc[1])
+    step = run.requests[1].chunk_step
     fact = swallowed(places=((step + last, ""),) * 16, count=16, went_on=False)
     found = diagnose(losing(run, SaveEnd.NOT_AT_REST, 1, swallowed=(fact,))).findings
     assert found[0].id == ident
@@ -282,7 +287,7 @@ def test_what_is_lost_of_an_earlier_prompt_is_not_held(tmp_path: Path, end: Save
     sim.serve([Prompt(name, 128, digest=5) for name in "ab"], Rounding(32).policy())
     sim.write()
     run = read_run(tmp_path)
-    step = int(run.requests["chunk_step"].iloc[0])
+    step = run.requests[0].chunk_step
     case = make_case(replace(run, lost=lost_of(run, 0, 64, 128, end, step, pairs=1)))
     assert kept_before(case, case.requests[1], Grade.DECLARED) == kept
 
@@ -315,8 +320,8 @@ def test_no_preemption_is_ruled_out_beside_reads_of_others_kv(
 ) -> None:
     """It may have given the blocks to another before they were read."""
     run = run_of(tmp_path)
-    first = run.requests.index == 0
-    requests = run.requests.assign(preemptions=first * 1, preempt_step=first * run.requests["chunk_step"])
+    first, *others = run.requests
+    requests = [first._replace(preemptions=1, preempt_step=first.chunk_step), *others]
     found = diagnose(losing(run, end, requests=requests))
     assert ("preempted-before-save" in ruled_out(found)) == out
 
@@ -350,7 +355,7 @@ def test_a_save_that_is_told_before_it_is_read_is_to_wait(tmp_path: Path, end: S
         found = the(diagnose(replace(run, async_saves=saves)), "kv-misplaced")
         assert found.remedy[0].startswith("Report a save in get_finished once all") == bool(saves)
         assert any("finished before it was read" in line for line in found.evidence) == bool(saves)
-    preempted = replace(run, requests=run.requests.assign(preemptions=1))
+    preempted = replace(run, requests=[one._replace(preemptions=1) for one in run.requests])
     assert any("preempted request" in line for line in the(diagnose(preempted), "kv-misplaced").remedy)
     assert not any("preempted request" in line for line in the(diagnose(run), "kv-misplaced").remedy)
 
@@ -370,7 +375,7 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     tmp_path: Path, end: SaveEnd, ident: str
 ) -> None:
     run = run_of(tmp_path)
-    first = int(run.requests["chunk_step"].iloc[0])
+    first = run.requests[0].chunk_step
     diagnosis = diagnose(losing(run, end, swallowed=(swallowed(places=((first, ""),)),)))
     found = diagnosis.findings[0]
     severity = "limit" if ident == "store-lost-later" else "fault"
@@ -399,9 +404,9 @@ def test_an_exception_stands_before_what_it_explains(
     tmp_path: Path, end: SaveEnd, ident: str, hook: str
 ) -> None:
     run = run_of(tmp_path)
-    first = int(run.requests["chunk_step"].iloc[0])
+    first = run.requests[0].chunk_step
     raised = HookException(hook=hook, type="OSError", message="x", where="s.py:1", step=first, count_so_far=1)
-    requests = run.requests.assign(saved=0)
+    requests = [one._replace(saved=0) for one in run.requests]
     diagnosis = diagnose(losing(run, end, requests=requests, exceptions=(raised,) if hook else ()))
     behind = {"thread": (SaveEnd.NOT_AT_REST,), "save_kv_layer": (SaveEnd.NOTHING_READ,)}
     cause = "hook-raised" if end in behind.get(hook, ()) else ident
@@ -419,7 +424,7 @@ def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grad
     engine = replace(run.engines[0], decode_entries=1)
     total = run.total + 4
     diagnosis = diagnose(
-        replace(run, lost=lost, base=run.base.assign(grade=int(grade)), engines=(engine,), total=total)
+        replace(run, lost=lost, base=graded(run.base, grade), engines=(engine,), total=total)
     )
     assert [one.id for one in diagnosis.findings] == [ident]
 
@@ -427,12 +432,14 @@ def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grad
 def test_what_nobody_reads_says_nothing_if_no_read_was_seen(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     lost = lost_of(run, 0, 32, 64, SaveEnd.NOT_DECLARED, 1)
-    kept = run.base[run.base["request"] != 0]
+    kept = [one for one in run.base if one.request != 0]
     unread = replace(run, lost=lost, base=kept, total=run.total - 64)
-    base = kept.assign(grade=int(Grade.READ))
+    base = graded(kept, Grade.READ)
     assert [one.id for one in diagnose(replace(unread, base=base)).findings] == ["metadata-has-no-store"]
     unseen = replace(unread.engines[0], unreadable_steps=1)
-    half = pd.concat([kept, kept.assign(request=0, outcome="not-observed", amount=2, prompt=2, grade=0)])
+    (other,) = kept
+    unknown = other._replace(request=0, outcome=NOT_OBSERVED, amount=2, prompt=2, grade=Grade.NOT_OBSERVED)
+    half = [other, unknown]
     blind = diagnose(replace(unread, base=half, engines=(unseen,), total=run.total - 62))
     assert [one.id for one in blind.findings] == []
 
@@ -440,10 +447,12 @@ def test_what_nobody_reads_says_nothing_if_no_read_was_seen(tmp_path: Path) -> N
 def test_a_part_of_a_prompt_whose_metadata_is_not_understood(tmp_path: Path) -> None:
     """That the metadata names no more is not known: a worker that takes less looks the same."""
     run = run_of(tmp_path)
-    step = int(run.entries["step"].iloc[0])
+    step = run.entries[0].step
     lost = lost_of(run, 0, 32, 64, SaveEnd.NOT_DECLARED, step)
-    base = run.base.assign(grade=int(Grade.READ))
-    base.loc[base["request"] == 0, ["amount", "prompt"]] -= 64
+    base = graded(run.base, Grade.READ)
+    base = [
+        one if one.request else one._replace(amount=one.amount - 64, prompt=one.prompt - 64) for one in base
+    ]
     partly = replace(run, lost=lost, base=base)
     assert [one.id for one in diagnose(partly).findings] == ["metadata-has-no-store"]
     unread = replace(run.engines[0], unreadable_steps=1, watched_steps=frozenset({step}))
@@ -495,7 +504,7 @@ def test_blocks_kept_for_an_unseen_save_say_nothing_of_the_unit(tmp_path: Path) 
         sim.finish(name, length)
     sim.write()
     run = read_run(sim.dir)
-    watched = replace(run, lost=run.lost.assign(grade=int(Grade.READ)))
+    watched = replace(run, lost=graded(run.lost, Grade.READ))
     found = {one.id: one.tokens for one in diagnose(watched).findings}
     assert found == {"below-save-granularity": 81 + 119 + 245}
 

@@ -48,7 +48,7 @@ def test_all_parts_of_a_prompt_count_as_prompt(tmp_path: Path) -> None:
     sim = new_sim(tmp_path)
     session(sim, "a", [Entry("a", 64, start=0), Entry("a", 64, start=64)])
     run, found = analyse(sim)
-    (request,) = run.requests.itertuples()
+    (request,) = run.requests
     assert (request.prompt, request.arrived, request.computed) == (128, 64, 130)
     pairs = sim.layers
     assert found.saves.accounts == {"saved": 128 * pairs, "not-saved:decode-not-offered": 2 * pairs}

@@ -34,8 +34,7 @@ def test_a_background_save_that_no_metadata_names_is_no_loss(tmp_path: Path) -> 
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     assert tokens(diagnosis) == {"not-observed": 64}
-    assert [row.verdict for row in diagnosis.requests.itertuples()] == ["not-observed"]
-    assert [row.not_saved_tokens for row in diagnosis.requests.itertuples()] == [0]
+    assert [(one.verdict, one.tokens.lost) for one in diagnosis.requests] == [("not-observed", 0)]
 
 
 def test_a_lookup_that_finds_a_prompt_tells_of_an_unseen_store(tmp_path: Path) -> None:
@@ -99,5 +98,5 @@ def test_beside_an_entry_without_a_size_no_size_counts(tmp_path: Path) -> None:
     sim.finish("b", 64)
     sim.write()
     run = read_run(tmp_path)
-    assert run.entries.empty
-    assert set(run.base["outcome"]) == {"not-observed"}
+    assert not run.entries
+    assert {one.outcome for one in run.base} == {"not-observed"}

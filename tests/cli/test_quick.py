@@ -72,6 +72,13 @@ def test_a_command_that_run_starts_waits_for_no_tables() -> None:
     assert done.returncode == 0 and not {"pandas", "pyarrow"} & set(done.stdout.split())
 
 
+def test_a_report_is_made_without_pandas() -> None:
+    """Its frames are for exports: loading them takes longer than reading a short run."""
+    code = "import sys, kvtrace.report.build, kvtrace.story.tell; print('loaded', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not {"pandas", "pyarrow"} & set(done.stdout.split())
+
+
 def long_way(monkeypatch: pytest.MonkeyPatch, shell: Shell, *words: str) -> tuple[int, str, str]:
     with monkeypatch.context() as patch:
         patch.setattr(quick, "quick", lambda words: False)

@@ -18,14 +18,14 @@ def agree(run: Run) -> None:
     """Asserts, request by request, that the ledger of saves counts nothing as loaded or lost in loading that
     the ledger of loads does not."""
     of_saves: dict[int, Counter[LoadEnd]] = {}
-    for row in run.base.itertuples():
+    for row in run.base:
         if row.outcome in (LOADED, NOT_LOADED):
             of_saves.setdefault(row.request, Counter())[LoadEnd(row.ended)] += row.amount
     of_loads = {row.request: row.ends for row in run.load_rows}
     for number, ends in of_saves.items():
         loads = of_loads.get(number, {})
         # Later admissions are not in the ledger of loads.
-        again = run.requests["preemptions"].iloc[number] or number not in of_loads
+        again = run.requests[number].preemptions or number not in of_loads
         for end, amount in ends.items():
             if end is not LoadEnd.LOADED or not again:
                 assert amount <= loads.get(end, 0), (number, end, ends, loads)

@@ -131,15 +131,14 @@ def checked(folder: Path) -> Run:
     run, diagnosis = balanced(folder)
     book = diagnosis.saves
     pairs_of = {engine.tag: engine.pairs for engine in run.engines}
-    want = sum(r.computed * pairs_of.get(r.engine, 0) for r in run.requests.itertuples())
+    want = sum(r.computed * pairs_of.get(r.engine, 0) for r in run.requests)
     assert book.total == want == sum(book.accounts.values())
     assert all(amount >= 0 for amount in book.accounts.values())
     assert book.accounts.get("saved", 0) <= book.total
-    for r in run.requests.itertuples():
+    for r in run.requests:
         assert 0 <= r.saved + r.unsaved <= r.computed * pairs_of.get(r.engine, 0)
-    assert (run.hooks["fired"] <= run.hooks["eligible"]).all()
-    assert (run.hooks["with_work"] <= run.hooks["fired"]).all()
-    assert (run.ops["fired"] <= run.ops["eligible"]).all()
+    assert all(one.with_work <= one.fired <= one.eligible for one in run.hooks)
+    assert all(one.fired <= one.eligible for one in run.ops)
     for before, after in zip(diagnosis.stages, diagnosis.stages[1:], strict=False):
         assert before.out == after.into and after.out <= after.into
     return run
@@ -186,7 +185,7 @@ def test_order_of_the_spools_does_not_matter(data: st.DataObject) -> None:
         two = checked(other)
         assert diagnose(one).saves == diagnose(two).saves
         assert one.loads == two.loads
-        assert sorted(one.requests["id"]) == sorted(two.requests["id"])
+        assert sorted(r.id for r in one.requests) == sorted(r.id for r in two.requests)
 
 
 positions = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=6)

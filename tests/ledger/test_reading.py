@@ -78,14 +78,14 @@ def test_coverage_counts_layer_steps_once(tmp_path: Path) -> None:
     sim.step([], tokens=0)
     sim.write()
     run = read_run(tmp_path)
-    hooks = run.hooks.set_index(["hook", "layer"])
+    hooks = {(one.hook, one.layer): one for one in run.hooks}
     for i, fired in enumerate((2, 2, 1)):
-        row = hooks.loc[("save_kv_layer", sim.layer_names[i])]
-        assert (row["eligible"], row["fired"], row["with_work"]) == (2, fired, 1)
-    assert hooks.loc[("wait_for_save", "")]["fired"] == 2  # the step without tokens is not eligible
-    assert hooks.loc[("build_connector_meta", "")]["eligible"] == 4
-    ops = run.ops.set_index("layer")
-    assert ops.loc[sim.layer_names[2]]["fired"] == 1 and ops.loc[sim.layer_names[0]]["direct"] == 1
+        row = hooks["save_kv_layer", sim.layer_names[i]]
+        assert (row.eligible, row.fired, row.with_work) == (2, fired, 1)
+    assert hooks["wait_for_save", ""].fired == 2  # the step without tokens is not eligible
+    assert hooks["build_connector_meta", ""].eligible == 4
+    ops = {one.layer: one for one in run.ops}
+    assert ops[sim.layer_names[2]].fired == 1 and ops[sim.layer_names[0]].direct == 1
     worker = run.engines[0].workers[0]
     assert (worker.steps, worker.no_forward_steps) == (2, 1)
 
@@ -97,9 +97,9 @@ def test_a_connector_that_answers_for_children_owes_no_finish(tmp_path: Path) ->
         sim = Sim(folder)
         sim.step([], tokens=8, fate=Fate(finish_hook=hook))
         sim.write()
-    assert "get_finished" not in set(read_run(own).hooks["hook"])
-    rows = read_run(none).hooks.set_index("hook")
-    assert (rows.loc["get_finished"]["eligible"], rows.loc["get_finished"]["fired"]) == (1, 0)
+    assert "get_finished" not in {one.hook for one in read_run(own).hooks}
+    (finished,) = (one for one in read_run(none).hooks if one.hook == "get_finished")
+    assert (finished.eligible, finished.fired) == (1, 0)
 
 
 def test_coverage_is_the_same_in_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +114,8 @@ def test_coverage_is_the_same_in_small_chunks(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(reader.Spool, "chunks", lambda self, records=0, bare=True: plain(self, 7, bare))
     monkeypatch.setattr(reader.Spool, "again", lambda self, info: again(self, info, 7))
     small = read_run(tmp_path)
-    assert whole.hooks.equals(small.hooks) and whole.ops.equals(small.ops)
-    assert whole.timing.equals(small.timing)
+    assert whole.hooks == small.hooks and whole.ops == small.ops
+    assert whole.timing == small.timing
     assert diagnose(whole).saves == diagnose(small).saves
 
 
@@ -132,13 +132,13 @@ def test_quiet_records_are_added_exactly(tmp_path: Path) -> None:
             w.add(pack_head(Kind.QUIET, Role.WORKER, code, detail), 0, layers, step, 2, 300, 100, 200)
     sim.write()
     run = read_run(tmp_path)
-    rows = run.hooks[run.hooks["hook"] == "save_kv_layer"]
-    assert rows[["eligible", "fired", "with_work"]].to_numpy().tolist() == [[101, 101, 0]] * 2
-    assert run.ops["fired"].tolist() == [101, 101]
-    timing = run.timing.set_index("hook")
-    assert timing.loc["save_kv_layer"]["count"] == 202
-    assert timing.loc["save_kv_layer"]["total_ns"] == 100 * 300 + 2 * 1000
-    assert run.skips["layer_steps"].sum() == 202 and set(run.skips["skip"]) == {Skip.HOOKED.name}
+    rows = [one for one in run.hooks if one.hook == "save_kv_layer"]
+    assert [(one.eligible, one.fired, one.with_work) for one in rows] == [(101, 101, 0)] * 2
+    assert [one.fired for one in run.ops] == [101, 101]
+    (timing,) = (one for one in run.timing if one.hook == "save_kv_layer")
+    assert (timing.calls, timing.total_ns) == (202, 100 * 300 + 2 * 1000)
+    assert sum(one.layer_steps for one in run.skips) == 202
+    assert {one.skip for one in run.skips} == {Skip.HOOKED.name}
 
 
 def test_two_engines_in_one_process(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_an_engine_that_is_started_again_has_books_of_its_own(tmp_path: Path) ->
     run = read_run(tmp_path)
     assert [(engine.tag, engine.pid, engine.requests) for engine in run.engines] == [(5, 100, 2), (6, 200, 1)]
     assert [[worker.pid for worker in engine.workers] for engine in run.engines] == [[101, 102], [201, 202]]
-    assert run.requests[["engine", "prompt", "saved"]].to_numpy().tolist() == [
-        [5, 64, 256], [5, 64, 256], [6, 96, 0],
+    assert [(one.engine, one.prompt, one.saved) for one in run.requests] == [
+        (5, 64, 256), (5, 64, 256), (6, 96, 0),
     ]  # fmt: skip
     found = diagnose(run).saves
     assert found.tokens["saved"] == 128 and sum(found.tokens.values()) == 224
@@ -198,7 +198,7 @@ def test_preempted_and_resumed_positions_count_once(tmp_path: Path) -> None:
     sim.write()
     run = read_run(tmp_path)
     assert run.total == 105
-    assert run.requests["saved"].tolist() == [64] and run.requests["local"].tolist() == [0]
+    assert [(one.saved, one.local) for one in run.requests] == [(64, 0)]
 
 
 def test_local_and_loaded_positions(tmp_path: Path) -> None:
@@ -297,5 +297,5 @@ def test_a_million_hooks_take_seconds(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     diagnose(run)
     spent = time.process_time() - started
-    assert run.hooks[run.hooks["hook"] == "save_kv_layer"]["fired"].tolist() == [steps + 1] * layers
+    assert [one.fired for one in run.hooks if one.hook == "save_kv_layer"] == [steps + 1] * layers
     assert spent < 15, f"{spent:.1f} s for {steps * (2 * layers + 1)} records"

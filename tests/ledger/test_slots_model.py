@@ -238,7 +238,7 @@ def saved(sim: Sim, local: dict[str, int]) -> tuple[set[tuple[int, str, int]], b
     place of other slots, so that it is not known what the rest stands for."""
     sim.write()
     run = read_run(sim.dir, watch=[f"r{i}" for i in range(4)])
-    ids = run.requests["id"].tolist()
+    ids = [one.id for one in run.requests]
     found = {
         (pair, ids[span.request], position)
         for span in run.spans

@@ -40,8 +40,8 @@ def _head(data: bytes) -> bytes:
 
 
 def ledgers(run: Run) -> tuple[object, ...]:
-    base = run.base.drop(columns=["request"]).values.tolist()
-    return run.total, base, run.lost.values.tolist(), dict(run.loads.accounts), run.hooks["fired"].tolist()
+    base = [one[1:] for one in run.base]
+    return run.total, base, run.lost, dict(run.loads.accounts), [one.fired for one in run.hooks]
 
 
 @pytest.mark.parametrize("by", [OFF, -OFF, 0])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from kvtrace.causes import diagnosis as causes
@@ -25,28 +24,22 @@ ENDED = 1_000_000_005 * 10**9
 HEADER = facts.Header(python="3.11")
 
 
-def table(columns: tuple[str, ...], *rows: dict[str, Any]) -> pd.DataFrame:
-    return pd.DataFrame(list(rows), columns=list(columns))
+def hook(layer: int, fired: Any, pid: int = 11, engine: int = 1) -> ledger.HookSteps:
+    """With numpy's integers, where the analysis may have some."""
+    zero, five, fired = np.int64(0), np.int64(5), np.int64(fired)
+    name = "save_kv_layer"
+    return ledger.HookSteps(engine, pid, "worker 0", zero, f"layers.{layer}", name, five, fired, 1, 0)
 
 
-def hook(layer: int, fired: int, pid: int = 11, engine: int = 1) -> dict[str, Any]:
-    return {
-        "engine": engine, "pid": pid, "process": "worker 0", "rank": np.int64(0), "layer": f"layers.{layer}",
-        "hook": "save_kv_layer", "eligible": np.int64(5), "fired": np.int64(fired), "with_work": 1,
-        "raised": 0,
-    }  # fmt: skip
-
-
-def request(number: int) -> dict[str, Any]:
-    return {
-        "id": f"r{number}", "client": "", "engine": np.int64(1), "prompt": np.int64(100), "computed": 104,
-        "output": 5, "local": 0, "external": -32, "offered": -1, "chunks": 1, "chunk_tokens": (100,),
-        "first_step": (1 << 32) | 7, "last_step": (1 << 32) | 9, "block": 32, "status": "FINISHED_STOPPED",
-        "finished": True, "digest": 1, "prefix": 1, "preemptions": 0, "looked_up": False, "t_first": 1,
-        "saved": 800, "unsaved": 32, "diverged": False, "verdict": "saved",
-        "saved_tokens": np.float64(100.0), "not_saved_tokens": 4.0, "unseen_tokens": 0.0, "grade": "read",
-        "sent_tokens": 25.0,
-    }  # fmt: skip
+def request(number: int) -> causes.JudgedRequest:
+    one = ledger.RunRequest(
+        id=f"r{number}", client="", engine=np.int64(1), prompt=np.int64(100), computed=104, output=5,
+        local=0, external=-32, offered=-1, chunks=1, chunk_tokens=(100,), first_step=(1 << 32) | 7,
+        last_step=(1 << 32) | 9, block=32, status="FINISHED_STOPPED", finished=True, digest=1, prefix=1,
+        preemptions=0, looked_up=False, t_first=1, chunk_step=(1 << 32) | 7, saved=800, unsaved=32,
+        diverged=False, preempt_step=0, arrived=100, grown_step=0,
+    )  # fmt: skip
+    return causes.JudgedRequest(one, "saved", "read", causes.OfRequest(saved=100, sent=25, lost=4))
 
 
 def book(total: int, **accounts: int) -> ledger.Ledger:
@@ -82,20 +75,16 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
         "targets": [ledger.TargetStatus("t", "m", "a", "found", processes=2)],
         "exceptions": [],
         "agent_errors": [(10, "recorder", "disk full")],
-        "hooks": table(ledger.HOOK_COLUMNS, hook(0, 5), hook(1, 4)),
-        "ops": table(ledger.OP_COLUMNS),
-        "skips": table(ledger.SKIP_COLUMNS),
-        "timing": table(
-            ledger.TIMING_COLUMNS,
-            {
-                "hook": "save_kv_layer", "kind": "hook", "clock": "host", "count": np.int64(9),
-                "p50_ns": np.float64(5.5), "p99_ns": 9, "total_ns": 60, "share_of_steps": float("nan"),
-            },
-        ),
-        "requests": table(ledger.REQUEST_COLUMNS),
-        "entries": table(ledger.ENTRY_COLUMNS),
-        "lost": table(ledger.LOST_COLUMNS),
-        "base": pd.DataFrame(),
+        "hooks": [hook(0, 5), hook(1, 4)],
+        "ops": [],
+        "skips": [],
+        "timing": [
+            ledger.CallTimes("save_kv_layer", "hook", "host", np.int64(9), np.float64(5.5), 9, 60, None),
+        ],
+        "requests": [],
+        "entries": [],
+        "lost": [],
+        "base": [],
         "loads": book(0),
         "total": 832,
         **parts,
@@ -114,18 +103,7 @@ def diagnosis(requests: int = 1) -> causes.Diagnosis:
         1,
         events=[causes.Event("r0", (1 << 32) | 7, "x")] * 9,
     )
-    rows = table(
-        (
-            *ledger.REQUEST_COLUMNS,
-            "verdict",
-            "saved_tokens",
-            "not_saved_tokens",
-            "unseen_tokens",
-            "grade",
-            "sent_tokens",
-        ),
-        *map(request, range(requests)),
-    )
+    rows = list(map(request, range(requests)))
     stages = [causes.StageRow(Stage.WIRING, 100, 100, "")]
     books = book(832, saved=800, **{"not-saved:decode-not-offered": 32})
     return causes.Diagnosis("All was saved.", [found], [], [], books, book(0), stages, rows)
@@ -186,7 +164,7 @@ def test_configured_but_not_live(tmp_path: Path) -> None:
 
 def test_lists_are_capped_and_say_so(tmp_path: Path) -> None:
     layers = MAX_COVERAGE_ROWS + 50
-    hooks = table(ledger.HOOK_COLUMNS, *(hook(n, 4 if n == layers - 1 else 5) for n in range(layers)))
+    hooks = [hook(n, 4 if n == layers - 1 else 5) for n in range(layers)]
     report = built(run_of(tmp_path, hooks=hooks), diagnosis(MAX_REQUEST_ROWS + 1))
     rows = report["coverage"]["hooks"]
     assert len(rows) == MAX_COVERAGE_ROWS
@@ -209,7 +187,7 @@ def test_a_layer_that_may_have_kept_as_much_did_not_keep_less(
 
 
 def test_processes_of_two_engines_are_told_apart(tmp_path: Path) -> None:
-    hooks = table(ledger.HOOK_COLUMNS, hook(0, 5), hook(0, 5, pid=21, engine=2))
+    hooks = [hook(0, 5), hook(0, 5, pid=21, engine=2)]
     rows = built(run_of(tmp_path, hooks=hooks), diagnosis())["coverage"]["hooks"]
     assert [row["process"] for row in rows] == ["worker 0 (engine 1, pid 11)", "worker 0 (engine 2, pid 21)"]
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
@@ -824,7 +823,7 @@ def test_an_end_that_is_told_before_it_came_fails(end: LoadEnd, answer: Answer) 
 
 def test_a_save_that_is_told_before_it_is_read_fails() -> None:
     early = SimpleNamespace(request=0, end=SaveEnd.SAVED, early=True)
-    requests = pd.DataFrame({"id": ["kvverify-7"]})
+    requests = [SimpleNamespace(id="kvverify-7")]
     what = with_run(everything(Connector()), async_saves=(early,), requests=requests)
     verdict = verdict_of("finish-told", what)
     assert verdict.answer is Answer.FAILED and "before they were read" in verdict.says

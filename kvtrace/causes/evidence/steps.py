@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from kvtrace.causes.tables import rows
 from kvtrace.ledger.run import Run, Worker
 from kvtrace.trace.ops import UPDATES
 from kvtrace.words import count, listed
@@ -32,22 +31,22 @@ def bodies(run: Run) -> Bodies:
     owning = {(w.engine, w.pid, w.rank, layer) for w in run.workers() for layer in w.kv_layers}
     best: dict[tuple[object, ...], tuple[int, int, int]] = {}
     names = set()
-    for one in rows(run.ops):
+    for one in run.ops:
         if one.op in _UPDATES:
             continue
         if one.fired > 0:
             names.add(one.op)
         key = one.engine, one.pid, one.rank, one.layer
         if key in owning:
-            before = best.get(key, (0, 0, 0))
-            best[key] = tuple(map(max, before, (one.eligible, one.fired, one.direct)))
+            eligible, fired, direct = best.get(key, (0, 0, 0))
+            best[key] = max(eligible, one.eligible), max(fired, one.fired), max(direct, one.direct)
     eligible, fired, direct = map(sum, zip(*best.values(), strict=True)) if best else (0, 0, 0)
     return Bodies(eligible, fired, direct, listed(sorted(names)) or "the attention op")
 
 
 def calls(run: Run, hook: str) -> tuple[int, int, int, int]:
     """(eligible, fired, with work, raised) of a worker's hook, summed over ranks and layers."""
-    found = [one for one in rows(run.hooks) if one.hook == hook and one.rank >= 0]
+    found = [one for one in run.hooks if one.hook == hook and one.rank >= 0]
     return (
         sum(one.eligible for one in found), sum(one.fired for one in found),
         sum(one.with_work for one in found), sum(one.raised for one in found),
@@ -69,7 +68,7 @@ def modes(workers: list[Worker]) -> dict[int, int]:
 
 def skipped(run: Run, skip: str) -> int:
     """Attention bodies in real steps around which the hooks did not run for this reason."""
-    return sum(one.layer_steps for one in rows(run.skips) if one.skip == skip)
+    return sum(one.layer_steps for one in run.skips if one.skip == skip)
 
 
 def product(run: Run) -> str:

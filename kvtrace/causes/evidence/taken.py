@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, subtract, union
 from kvtrace.ledger.run import Engine, Run
@@ -34,16 +33,16 @@ def kept(run: Run, engines: Mapping[int, Engine]) -> dict[int, Kept]:
     is not seen, or was lost for another reason than that nobody read it."""
     lost: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     odd: set[int] = set()
-    for span in rows(run.lost):
+    for span in run.lost:
         if span.phase == "decode":
             continue
-        if span.grade < Grade.READ or SaveEnd(span.ended) not in _ROUNDED:
+        if span.grade < Grade.READ or span.ended not in _ROUNDED:
             odd.add(span.request)
         lost[span.request].append((span.start, span.end, span.pairs))
     found = {}
-    for row, request in enumerate(rows(run.requests)):
+    for row, request in enumerate(run.requests):
         if row not in odd and request.engine in engines and request.computed >= request.prompt:
-            whole = int(request.prompt), engines[request.engine].pairs
+            whole = request.prompt, engines[request.engine].pairs
             found[row] = _kept(lost.get(row, []), *whole, bool(request.saved))
     return found
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, LostSpan
+from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.logs import exception_line
-from kvtrace.ledger.run import Swallowed
+from kvtrace.ledger.run import LostSpan, Swallowed
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, plural
 

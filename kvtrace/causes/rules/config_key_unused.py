@@ -89,9 +89,7 @@ def _given_and_read(case: Case, engine: Engine) -> tuple[set[str], set[str] | No
 
 
 def _saved_something(case: Case, engine: Engine) -> bool:
-    base = case.run.base
-    saved = base[(base["engine"] == engine.tag) & (base["outcome"] == SAVED)]
-    return int(saved["amount"].sum()) > 0
+    return any(one.amount for one in case.run.base if one.engine == engine.tag and one.outcome == SAVED)
 
 
 def _finding(case: Case, unused: dict[str, str], given: int, severity: str) -> Finding:

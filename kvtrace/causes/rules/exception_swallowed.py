@@ -265,10 +265,10 @@ def _where_nothing_is_seen(case: Case, facts: Sequence[Swallowed]) -> list[Swall
     of the connector's own threads, and those that ended work that saves. Once in a while is no sign of lost
     saves."""
     base = case.run.base
-    unseen = base[base["outcome"] == NOT_OBSERVED]["request"].nunique() if len(base) else 0
+    unseen = len({one.request for one in base if one.outcome == NOT_OBSERVED})
     if not unseen or case.run.trust.agreed:
         return []
-    nothing = not (base["outcome"] == SAVED).any()
+    nothing = not any(one.outcome == SAVED for one in base)
     return [
         fact
         for fact in facts

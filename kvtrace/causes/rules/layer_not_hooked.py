@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence.steps import calls
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
-from kvtrace.causes.tables import rows
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
@@ -24,7 +23,7 @@ CAUSE = Cause(
 
 def rule(case: Case) -> Results:
     run = case.run
-    hooks = [row for row in rows(run.hooks) if row.hook == "save_kv_layer" and row.rank >= 0]
+    hooks = [row for row in run.hooks if row.hook == "save_kv_layer" and row.rank >= 0]
     silent: list[str] = []
     owning = 0
     for worker in run.workers():

@@ -79,7 +79,6 @@ def _ns_per_token_of(case: Case, engine: Engine) -> float:
     spent = max((worker.exec_ns for worker in engine.workers), default=0)
     computed = sum(r.computed - r.local - r.external for r in case.of_engine(engine.tag))
     # Time in the connector's hooks is not spent computing.
-    hooks = case.run.timing
-    in_hooks = hooks[hooks["hook"].isin(_HOOKS)]["total_ns"].sum()
-    share = float(in_hooks) / max(1, len(case.run.workers()))
+    in_hooks = sum(one.total_ns for one in case.run.timing if one.hook in _HOOKS)
+    share = in_hooks / max(1, len(case.run.workers()))
     return max(0.0, spent - share) / computed if computed > 0 else 0.0

@@ -37,9 +37,7 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
 
 
 def _never_bound(case: Case, tag: int) -> bool:
-    skips = case.run.skips
-    of_engine = skips[(skips["engine"] == tag) & (skips["layer_steps"] > 0)]
-    seen = set(of_engine["skip"])
+    seen = {one.skip for one in case.run.skips if one.engine == tag and one.layer_steps}
     return "NO_CONNECTOR_METADATA" in seen and "HOOKED" not in seen
 
 

@@ -41,12 +41,12 @@ def _explained(case: Case) -> bool:
 
 def rule(case: Case) -> Results:
     requests = case.run.requests
-    if not len(requests):
+    if not requests:
         return
-    apart = requests[requests["diverged"].astype(bool)]
+    apart = [row for row, one in enumerate(requests) if one.diverged]
     ranks = max((len(engine.workers) for engine in case.run.engines), default=0)
-    if len(apart):
-        rows = [case.requests[int(i)] for i in apart.index[:3]]
+    if apart:
+        rows = [case.requests[row] for row in apart[:3]]
         yield case.finding(
             CAUSE,
             f"Ranks saved different amounts of {of_all(len(apart), len(requests), 'request')}.",

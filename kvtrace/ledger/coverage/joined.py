@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import pandas as pd
-
 from kvtrace.ledger.coverage.spool import Counts, ScheduledCalls, SpoolReader, WorkerCoverage
-from kvtrace.ledger.run import HOOK_COLUMNS, OP_COLUMNS, SKIP_COLUMNS, TIMING_COLUMNS, Engine, Worker
+from kvtrace.ledger.run import CallTimes, Engine, HookSteps, OpSteps, SkippedSteps, Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.side_by_side import Add, each, silent
 from kvtrace.ledger.steps import Array
@@ -18,7 +16,6 @@ from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops
 from kvtrace.trace.format import Skip
 
-Rows = list[tuple[object, ...]]
 _OfSpool: TypeAlias = tuple[Histograms, Histograms, list[WorkerCoverage], ScheduledCalls]
 
 
@@ -26,10 +23,10 @@ _OfSpool: TypeAlias = tuple[Histograms, Histograms, list[WorkerCoverage], Schedu
 class CoverageTables:
     """Tables as in :class:`~kvtrace.ledger.run.Run`; ``workers`` by Worker.key."""
 
-    hooks: pd.DataFrame
-    ops: pd.DataFrame
-    skips: pd.DataFrame
-    timing: pd.DataFrame
+    hooks: Sequence[HookSteps]
+    ops: Sequence[OpSteps]
+    skips: Sequence[SkippedSteps]
+    timing: Sequence[CallTimes]
     workers: Mapping[tuple[int, str], WorkerCoverage]
 
 
@@ -47,9 +44,9 @@ def cover(
         SpoolError: a spool vanished.
     """
     hooks_time, ops_time = Histograms(hooks.CODES), Histograms(ops.CODES)
-    hook_rows: Rows = []
-    op_rows: Rows = []
-    skip_rows: Rows = []
+    hook_rows: list[HookSteps] = []
+    op_rows: list[OpSteps] = []
+    skip_rows: list[SkippedSteps] = []
     covered: dict[tuple[int, str], WorkerCoverage] = {}
     scheduled: list[ScheduledCalls] = []
     workers_of: dict[str, list[Worker]] = defaultdict(list)
@@ -73,17 +70,13 @@ def cover(
             hook_rows += _hook_rows(worker, found.hooks)
             op_rows += _op_rows(worker, found.ops)
             skip_rows += [
-                (worker.engine, worker.pid, worker.rank, _skip_name(skip), count)
+                SkippedSteps(worker.engine, worker.pid, worker.rank, _skip_name(skip), count)
                 for skip, count in sorted(found.skips.items())
             ]
     hook_rows += _scheduler_rows(engines, scheduled)
     exec_ns = sum(worker.exec_ns for worker in workers)
     return CoverageTables(
-        hooks=pd.DataFrame(hook_rows, columns=list(HOOK_COLUMNS)),
-        ops=pd.DataFrame(op_rows, columns=list(OP_COLUMNS)),
-        skips=pd.DataFrame(skip_rows, columns=list(SKIP_COLUMNS)),
-        timing=_timing(hooks_time, ops_time, exec_ns),
-        workers=covered,
+        hook_rows, op_rows, skip_rows, _timing(hooks_time, ops_time, exec_ns), workers=covered
     )
 
 
@@ -94,10 +87,10 @@ def _skip_name(skip: int) -> str:
         return f"SKIP_{skip}"
 
 
-def _scheduler_rows(engines: Sequence[Engine], of_spools: Sequence[ScheduledCalls]) -> Rows:
+def _scheduler_rows(engines: Sequence[Engine], of_spools: Sequence[ScheduledCalls]) -> list[HookSteps]:
     calls, work, raised = (sum((one[at] for one in of_spools), Counter()) for at in range(3))
     return [
-        (
+        HookSteps(
             engine.tag, engine.pid, engine.process, -1, "", hooks.BUILD_METADATA.name, engine.steps,
             min(fired, engine.steps), work[engine.tag], raised[engine.tag],
         )
@@ -106,7 +99,7 @@ def _scheduler_rows(engines: Sequence[Engine], of_spools: Sequence[ScheduledCall
     ]  # fmt: skip
 
 
-def _hook_rows(worker: Worker, counts: Counts) -> Rows:
+def _hook_rows(worker: Worker, counts: Counts) -> list[HookSteps]:
     """Those that were seen, and those that are due in each step."""
     due = {
         (hook.name, layer)
@@ -117,10 +110,15 @@ def _hook_rows(worker: Worker, counts: Counts) -> Rows:
         # it is what vLLM calls: one of the connector's own (MultiConnector's) need not ask the other
         due.discard((hooks.GET_FINISHED.name, ""))
     found = {**dict.fromkeys(due, (0, 0, 0)), **counts}
-    return _rows(found, {hook.name: hook.code for hook in hooks.TABLE}, worker)
+    codes = {hook.name: hook.code for hook in hooks.TABLE}
+    whose = worker.engine, worker.pid, worker.process, worker.rank
+    return [
+        HookSteps(*whose, layer, hook, worker.steps, *found[hook, layer])
+        for hook, layer in _in_order(found, codes, worker)
+    ]
 
 
-def _op_rows(worker: Worker, counts: Counts) -> Rows:
+def _op_rows(worker: Worker, counts: Counts) -> list[OpSteps]:
     """Those that were seen; a layer without an attention body has a row of the usual one, unless bodies can't
     be seen here."""
     updates = {op.name for op in ops.UPDATES}
@@ -133,31 +131,28 @@ def _op_rows(worker: Worker, counts: Counts) -> Rows:
     unseen = () if worker.ops_late else worker.kv_layers
     missing = [(usual, layer) for layer in unseen if layer not in with_body]
     found = {**counts, **dict.fromkeys(missing, (0, 0, 0))}
-    return [row[:-1] for row in _rows(found, {op.name: op.code for op in ops.TABLE}, worker)]
-
-
-def _rows(found: Counts, codes: Mapping[str, int], worker: Worker) -> Rows:
-    """By the code of the hook or op, then in the order of the worker's KV layers, others first."""
-    order = {layer: i for i, layer in enumerate(worker.kv_layers)}
+    codes = {op.name: op.code for op in ops.TABLE}
     whose = worker.engine, worker.pid, worker.process, worker.rank
     return [
-        (*whose, layer, name, worker.steps, *found[name, layer])
-        for name, layer in sorted(found, key=lambda key: (codes[key[0]], order.get(key[1], -1), key[1]))
+        OpSteps(*whose, layer, op, worker.steps, *found[op, layer][:2])
+        for op, layer in _in_order(found, codes, worker)
     ]
 
 
-def _timing(hooks_time: Histograms, ops_time: Histograms, exec_ns: int) -> pd.DataFrame:
+def _in_order(found: Counts, codes: Mapping[str, int], worker: Worker) -> list[tuple[str, str]]:
+    """By the code of the hook or op, then in the order of the worker's KV layers, others first."""
+    order = {layer: i for i, layer in enumerate(worker.kv_layers)}
+    return sorted(found, key=lambda key: (codes[key[0]], order.get(key[1], -1), key[1]))
+
+
+def _timing(hooks_time: Histograms, ops_time: Histograms, exec_ns: int) -> list[CallTimes]:
     timed = [("hook", hook.name, hook.code, hook.in_step, hooks_time) for hook in hooks.TABLE]
     timed += [("op", op.name, op.code, True, ops_time) for op in ops.TABLE]
-    found: Rows = []
+    found: list[CallTimes] = []
     for kind, name, code, in_step, time in timed:
         count = time.count(code)
         if count:
             share = time.totals[code] / exec_ns if in_step and exec_ns else None
-            found.append(
-                (name, kind, "host", count, time.quantile(code, 0.5), time.quantile(code, 0.99),
-                 time.totals[code], share)
-            )  # fmt: skip
-    table: pd.DataFrame = pd.DataFrame(found, columns=list(TIMING_COLUMNS))
-    table["share_of_steps"] = pd.Series([row[-1] for row in found], dtype=object)
-    return table
+            half, most = time.quantile(code, 0.5), time.quantile(code, 0.99)
+            found.append(CallTimes(name, kind, "host", count, half, most, time.totals[code], share))
+    return found

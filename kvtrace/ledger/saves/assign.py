@@ -14,21 +14,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import pandas as pd
 
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.intervals import intersect, length, subtract
 from kvtrace.ledger.loads.outcome import Arrived
 from kvtrace.ledger.requests import Request, by_engine
-from kvtrace.ledger.run import BASE_COLUMNS, ENTRY_COLUMNS, LOST_COLUMNS, Engine, Span, Trust
+from kvtrace.ledger.run import Engine, LostSpan, OfferedEntry, OutcomeAmount, Span, Trust
 from kvtrace.ledger.saves.joint import joint_segments
 from kvtrace.ledger.saves.pairs import Pairs, SaveEvidence, pairs_of
 from kvtrace.ledger.saves.positions import IN_GPU_CACHE, PositionsEvidence, Segment, reuse_of
 from kvtrace.ledger.steps import Array
 from kvtrace.ledger.whole import least, swept
 from kvtrace.terms import NOT_OBSERVED, PENDING, SAVED, Grade
-
-Rows = list[tuple[object, ...]]
 
 _BEFORE_A_READ = frozenset(SaveEnd(code) for code in range(SaveEnd.NO_CONNECTOR, SaveEnd.CAUGHT + 1))
 """Ends that are known of a rank whether its reads were watched or not."""
@@ -52,15 +49,15 @@ class Saves:
     """The ledger of saves, before the causes are named. Tables as in :class:`~kvtrace.ledger.run.Run`."""
 
     total: int
-    base: pd.DataFrame
-    lost: pd.DataFrame
-    entries: pd.DataFrame
+    base: Sequence[OutcomeAmount]
+    lost: Sequence[LostSpan]
+    entries: Sequence[OfferedEntry]
     requests: tuple[RequestSaves, ...]
     spans: tuple[Span, ...]
     trust: Trust
     ways: Mapping[int, PositionsEvidence] = field(default_factory=dict)
     """By the request's row."""
-    whole: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(BASE_COLUMNS)))
+    whole: Sequence[OutcomeAmount] = ()
     kept: Mapping[int, Array] = field(default_factory=dict)
     """Engine -> prompt tokens that were saved, and that may have been, pair by pair; shape (pairs, 2)."""
 
@@ -86,9 +83,9 @@ def assign(
     of_engine = by_engine(requests)
     made = {engine.tag: pairs_of(engine, of_engine[engine.tag], evidence) for engine in engines}
     total = 0
-    base: Rows = []
-    lost: Rows = []
-    whole: Rows = []
+    base: list[OutcomeAmount] = []
+    lost: list[LostSpan] = []
+    whole: list[OutcomeAmount] = []
     kept = {tag: np.zeros((len(pairs), 2), dtype=np.int64) for tag, (pairs, _) in made.items()}
     found: list[RequestSaves] = []
     spans: list[Span] = []
@@ -110,14 +107,14 @@ def assign(
             spans += of_request.spans()
     result = Saves(
         total,
-        base=pd.DataFrame(base, columns=list(BASE_COLUMNS)),
-        lost=pd.DataFrame(lost, columns=list(LOST_COLUMNS)),
+        base=base,
+        lost=lost,
         entries=_entries(requests),
         requests=tuple(found),
         spans=tuple(spans),
         trust=sum((trust for _, trust in made.values()), Trust()),
         ways=ways,
-        whole=pd.DataFrame(whole, columns=list(BASE_COLUMNS)),
+        whole=whole,
         kept=kept,
     )
     _check(result)
@@ -125,8 +122,8 @@ def assign(
 
 
 def _check(saves: Saves) -> None:
-    sizes = (saves.lost["end"] - saves.lost["start"]) * saves.lost["pairs"]
-    assigned = int(saves.base["amount"].sum()) + int(sizes.sum())
+    assigned = sum(one.amount for one in saves.base)
+    assigned += sum((one.end - one.start) * one.pairs for one in saves.lost)
     assert assigned == saves.total, f"token ledger: {assigned} of {saves.total} token-layers have an outcome"
 
 
@@ -141,15 +138,15 @@ def _way(
     return PositionsEvidence(row, request, pairs, reuse, unfinished, evidence.unknown, load, *back)
 
 
-def _entries(requests: Sequence[Request]) -> pd.DataFrame:
-    found: Rows = [
-        (row, request.engine, entry.step, entry.slots, entry.tokens, entry.start, entry.available,
-         entry.asynchronous)
+def _entries(requests: Sequence[Request]) -> list[OfferedEntry]:
+    return [
+        OfferedEntry(
+            row, request.engine, entry.step, entry.slots, entry.tokens, entry.start, entry.available,
+            entry.asynchronous,
+        )
         for row, request in enumerate(requests)
         for entry in request.entries
     ]  # fmt: skip
-    table: pd.DataFrame = pd.DataFrame(found, columns=list(ENTRY_COLUMNS))
-    return table
 
 
 @dataclass(frozen=True)
@@ -206,7 +203,7 @@ class _OfRequest:
         of = {number: at for at, numbers in enumerate(alike.values()) for number in numbers}
         self._class_of = np.array([of[number] for number in evidence.tolist()], dtype=np.int64)
 
-    def base(self) -> Rows:
+    def base(self) -> list[OutcomeAmount]:
         """What needs no cause."""
         amounts: Counter[Outcome] = Counter()
         prompts: Counter[Outcome] = Counter()
@@ -217,7 +214,7 @@ class _OfRequest:
                     prompts[part.outcome] += self._of_prompt(part.start, part.end) * one.pairs
         return self._rows(amounts, prompts)
 
-    def whole(self) -> Rows:
+    def whole(self) -> list[OutcomeAmount]:
         """The same in tokens: those of which no pair lost its part. What the GPU's prefix cache gave was not
         computed here, also where a save read it again."""
         tokens: Counter[Outcome] = Counter()
@@ -250,19 +247,23 @@ class _OfRequest:
     def _of_prompt(self, start: int, end: int) -> int:
         return max(0, min(end, self._request.prompt) - start)
 
-    def _rows(self, amounts: Mapping[Outcome, int], prompts: Mapping[Outcome, int]) -> Rows:
+    def _rows(self, amounts: Mapping[Outcome, int], prompts: Mapping[Outcome, int]) -> list[OutcomeAmount]:
         return [
-            (self._row, self._request.engine, outcome.name, outcome.code, amount, prompts[outcome],
-             int(outcome.grade), outcome.sent_to)
+            OutcomeAmount(
+                self._row, self._request.engine, outcome.name, outcome.code, amount, prompts[outcome],
+                outcome.grade, outcome.sent_to,
+            )
             for outcome, amount in amounts.items()
         ]  # fmt: skip
 
-    def lost(self) -> Rows:
+    def lost(self) -> list[LostSpan]:
         """What was not saved, prompt and decode apart."""
         return [
-            (self._row, self._request.engine, low, high, one.pairs, phase, part.chunk,
-             _step(self._request, part.chunk), part.outcome.code, one.live, int(part.outcome.grade),
-             part.part)
+            LostSpan(
+                self._row, self._request.engine, low, high, one.pairs, phase, part.chunk,
+                _step(self._request, part.chunk), SaveEnd(part.outcome.code), one.live, part.outcome.grade,
+                part.part,
+            )
             for one in self._classes
             for part in one.segments
             if part.outcome.name == NOT_SAVED
