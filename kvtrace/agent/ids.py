@@ -30,7 +30,10 @@ class Names:
         if ident is None:
             ident = self._ids[text] = recorder.name(text)
             if len(self._ids) > self._most:
-                oldest = next(iter(self._ids))
-                del self._ids[oldest]
+                try:
+                    oldest = next(iter(self._ids))
+                    del self._ids[oldest]
+                except (KeyError, RuntimeError, StopIteration):
+                    return ident  # another thread forgets or adds one just now
                 recorder.forget_name(oldest)
         return ident

@@ -235,9 +235,12 @@ def _asks(queue: int) -> Work | None:
 
 def _take_item(queue: Any, item: Any) -> WorkOrigin | None:
     noted = _items.get((id(queue), id(item)))
-    if not noted:
+    if noted is None:
         return None
-    origin = noted.popleft()
+    try:
+        origin = noted.popleft()
+    except IndexError:
+        return None  # another thread took the same item out just now
     if not noted:
         _items.pop((id(queue), id(item)), None)
     return origin
