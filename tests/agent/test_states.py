@@ -125,15 +125,23 @@ def test_a_thread_with_work_after_kv_was_copied_may_take_state(trace, caches):
 
 
 def test_work_that_began_before_there_were_states_is_seen(trace, caches):
-    work = begin(THREAD, WorkOrigin(1, 0), __file__)
-    assert work is not None and not work.sees_states
-    STATES.register(caches)
-    STATES.configure(SimpleNamespace(num_blocks=BLOCKS), {}, {"m": "state"})
-    work.got(1, None, None)
-    assert work.sees_states
-    with torch.inference_mode():
-        caches["m"][0][2].clone()
-    work.stop()
+    seen = []
+
+    def works():  # in a thread of its own: what watches a thread stays until that ends
+        work = begin(THREAD, WorkOrigin(1, 0), __file__)
+        seen.append(work.sees_states)
+        STATES.register(caches)
+        STATES.configure(SimpleNamespace(num_blocks=BLOCKS), {}, {"m": "state"})
+        work.got(1, None, None)
+        seen.append(work.sees_states)
+        with torch.inference_mode():
+            caches["m"][0][2].clone()
+        work.stop()
+
+    thread = threading.Thread(target=works)
+    thread.start()
+    thread.join()
+    assert seen == [False, True]
     (row,) = trace.rows(Kind.STATES)
     assert trace.names()[row.blocks] == "2+1" and (rows.code(row.head), row.part) == (0, 0)
 
