@@ -70,6 +70,12 @@ def test_one_prompt_is_spoken_of_as_one(tmp_path: Path) -> None:
     assert "all 2 prompts here have 50 tokens; 2 are shorter than one unit; 0 lose" in said(
         analyse(sim), "below-save-granularity"
     )
+    # One that came from the store has nothing to store: it is not said to be longer or shorter.
+    sim = served(tmp_path / "held", [50, 70])
+    sim.one_step("again", 64, taken=64)
+    assert "2 prompts with something to store (of 3) have 50 to 70 tokens" in said(
+        analyse(sim), "below-save-granularity"
+    )
 
 
 def test_the_connector_comes_before_the_engine(tmp_path: Path) -> None:

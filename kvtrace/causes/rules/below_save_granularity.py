@@ -160,9 +160,10 @@ def _lengths(lengths: list[int], short: int, partial: int, every: int) -> str:
         return f"the prompt has {plural(lengths[0], 'token')}: {what}"
     low, high = min(lengths), max(lengths)
     number = count(len(lengths))
-    which = f"{number} of {count(every)} prompts" if len(lengths) < every else f"{number} prompts here"
+    some = len(lengths) < every
+    which = f"{number} prompts " + (f"with something to store (of {count(every)})" if some else "here")
     spread = (
-        f"{'all ' * (len(lengths) == every)}{which} have {plural(low, 'token')}"
+        f"{'' if some else 'all '}{which} have {plural(low, 'token')}"
         if low == high
         else f"{which} have {count(low)} to {count(high)} tokens, "
         f"median {count(round(statistics.median(lengths)))}"
