@@ -1,4 +1,4 @@
-"""The verbs of ``kvtrace``. pandas and the rest of the analysis are imported inside of them."""
+"""The verbs of ``kvtrace``. The analysis is imported inside of them."""
 
 from __future__ import annotations
 

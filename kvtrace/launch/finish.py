@@ -14,7 +14,7 @@ from kvtrace.errors import KvtraceError
 from kvtrace.launch.child import ChildEnd
 from kvtrace.launch.errors import reason
 from kvtrace.launch.processes import ProcessTable, RunProcess
-from kvtrace.launch.rundir import REPORT_FILE, RunDir, shown
+from kvtrace.launch.rundir import RunDir, shown
 from kvtrace.launch.say import say
 from kvtrace.regular import open_regular, write_json
 from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, unpack_header_block
@@ -44,9 +44,10 @@ def make_report(rundir: RunDir) -> None:
     again = f"the recording is kept, try: kvtrace explain {shlex.quote(rundir.shown)}"
     try:
         with interruptible():
-            from kvtrace.report.build import build_report  # pandas and all: only now
+            from kvtrace.report.build import build_report  # the whole analysis: only now
+            from kvtrace.report.load import REPORT_NAME
 
-            report, path = build_report(rundir.path), rundir.path / REPORT_FILE
+            report, path = build_report(rundir.path), rundir.path / REPORT_NAME
             write_json(path, report)
     except KeyboardInterrupt:
         say(f"the report was interrupted; {again}")

@@ -15,7 +15,6 @@ from kvtrace.trace.format import SPOOL_DIR
 
 REPORTS = "reports"
 RUN_FILE = "run.json"
-REPORT_FILE = "report.json"
 _PRIVATE = 0o700
 _PARENT = 0o755
 """Whatever the umask: where others can write, the directory below could be exchanged."""

@@ -26,7 +26,7 @@ def pause(took_s: float) -> float:
 
 
 def _build(run_dir: Path) -> Report:
-    from kvtrace.report.build import build_report  # pandas: the first numbers are there before it
+    from kvtrace.report.build import build_report  # the first numbers are there before it
 
     return build_report(run_dir)
 

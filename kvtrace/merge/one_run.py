@@ -18,7 +18,7 @@ def one_run(path: str | Path, verb: str) -> None:
     folder = merged_directory(path)
     if folder is None:
         return
-    from kvtrace.merge.place import load  # brings pandas, and most paths are of one run
+    from kvtrace.merge.place import load  # brings the analysis, and most paths are of one run
 
     runs = listed((run.path for run in load(folder).runs), 4)
     raise KvtraceError(f"merged runs, and {verb} is of one run", folder, f"give it each of them: {runs}")

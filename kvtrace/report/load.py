@@ -99,7 +99,7 @@ def _balanced(value: object, where: str) -> Report:
 def _of_directory(path: Path, progress: Progress | None) -> Report:
     spools = path / SPOOL_DIR
     if spools.is_dir() and any(spools.glob(f"*{SPOOL_SUFFIX}")):
-        from kvtrace.report.build import build_report  # pandas: only when it is needed
+        from kvtrace.report.build import build_report  # the analysis: only when it is needed
 
         return build_report(path, progress) if progress else build_report(path)
     report = path / REPORT_NAME

@@ -69,7 +69,7 @@ def _kill(path: Any) -> Any:
         (_raise(KeyboardInterrupt()), "interrupted"),
         (_kill, "interrupted"),
         (lambda path: {"x": object()}, "cannot make the report: TypeError"),
-        (_raise(ImportError("no pandas")), "no pandas"),
+        (_raise(ImportError("no numpy")), "no numpy"),
     ],
 )
 def test_a_report_that_fails_is_one_line(
