@@ -82,13 +82,14 @@ def test_the_connector_comes_before_the_engine(tmp_path: Path) -> None:
     sim = Sim(tmp_path / "engine", batched=2048, ints={"max_batch": 2048})
     sim.serve(prompts([1870, 2210]), Rounding(2048).policy())
     finding = the(analyse(sim), "below-save-granularity")
-    assert finding.remedy[0].startswith("Change the rounding in ")
+    assert finding.remedy[0].startswith("If units of 2 048 tokens are not meant, change the rounding in ")
     setting = "or lower --max-num-batched-tokens (for the whole engine: long prompts take more steps)"
     assert finding.remedy[1] == setting
     sim = Sim(tmp_path / "option", batched=4096, extra={"chunk_size": 2048})
     sim.serve(prompts([1870, 2210]), Rounding(2048).policy())
     finding = the(analyse(sim), "below-save-granularity")
-    assert finding.remedy[0] == 'Lower "chunk_size" in kv_connector_extra_config'
+    setting = 'lower "chunk_size" in kv_connector_extra_config'
+    assert finding.remedy[0] == f"If units of 2 048 tokens are not meant, {setting}"
     assert finding.remedy[1].startswith("or change the rounding in ")
 
 

@@ -63,7 +63,7 @@ MUTATIONS: dict[str, Mutation] = {
         Plan(policy=Rounding(512).policy(), settings={"ints": {"unit": 512}}),
         ("tokens kept", "", None),
         "below-save-granularity",
-        "Change the rounding",
+        "change the rounding",
     ),
     "a rank is not traced": Mutation(
         Plan(without_spool=1),

@@ -211,19 +211,20 @@ def _events(requests: list[CaseRequest]) -> list[Event]:
 
 
 def _remedy(engine: Engine, unit: Unit) -> list[str]:
-    """What to change: a setting where its name says that it is the unit, and no number of what it would save:
-    what else loses tokens would go on losing them."""
+    """What to change where it is not meant: a setting where its name says that it is the unit, and no number
+    of what it would save: what else loses tokens would go on losing them."""
     file = engine.connector.file if engine.connector else ""
     rounding = f"change the rounding in {short_path(file)}" if file else "change the connector's rounding"
     if unit.kind == "block_size" and unit.value // 2 < (32 if engine.facts.platform == "cpu" else 16):
         return ["the unit is a block of the KV cache already at its smallest: only longer prompts are stored"]
+    asked = f"if units of {count(unit.value)} tokens are not meant,"
     if not unit.setting:
-        return [rounding]
+        return [f"{asked} {rounding}"]
     cost = _COSTS.get(unit.setting)
     if cost is None:
-        return [f'lower "{unit.setting}" in kv_connector_extra_config', f"or {rounding}"]
+        return [f'{asked} lower "{unit.setting}" in kv_connector_extra_config', f"or {rounding}"]
     lower = f"lower {unit.setting} (for the whole engine: {cost})"
-    return [lower] if unit.kind == "block_size" else [rounding, f"or {lower}"]
+    return [f"{asked} {lower}"] if unit.kind == "block_size" else [f"{asked} {rounding}", f"or {lower}"]
 
 
 _COSTS = {
