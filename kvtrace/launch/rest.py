@@ -31,18 +31,18 @@ def write_rest(run_dir: Path) -> bool:
 
 def look(run_dir: Path) -> RestFile:
     """What lies now at the paths that the run's OUTSIDE records name."""
-    names: dict[str, None] = {}
+    names: dict[str, int] = {}
     for path in spool_paths(run_dir):
         try:
-            names.update(dict.fromkeys(_named(path)))
+            names.update(_named(path))
         except SpoolError:
             continue
-    files = tuple(_resting(name) for name in list(names)[:_MOST_FILES])
+    files = tuple(_resting(name, way) for name, way in list(names.items())[:_MOST_FILES])
     return RestFile(looked_wall_ns=time.time_ns(), files=files)
 
 
-def _named(path: Path) -> Iterator[str]:
-    """Paths of files, the later names of renamed and linked ones included."""
+def _named(path: Path) -> Iterator[tuple[str, int]]:
+    """Paths of files, the later names of renamed and linked ones included, and how they were written."""
     spool = Spool(path)
     tables = [chunk[rows.kind(chunk[:, 0]) == Kind.OUTSIDE] for chunk in spool.chunks()]
     for table in tables:
@@ -51,17 +51,26 @@ def _named(path: Path) -> Iterator[str]:
             for ident in (row.target, row.size) if way == Way.NAME else (row.target,):
                 name = spool.names.get(ident, "")
                 if name and way != Way.SOCKET:
-                    yield name
+                    yield name, way
 
 
-def _resting(name: str) -> RestingFile:
+def _resting(name: str, way: int) -> RestingFile:
     """A path that holds a masked word is not known."""
     if MASK in name:
         return RestingFile(name)
+    path = os.path.expanduser(name)
     try:
-        found = os.stat(os.path.expanduser(name))
+        found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return RestingFile(name, exists=False)
     except OSError:
         return RestingFile(name)
-    return RestingFile(name, True, found.st_size, found.st_mtime_ns)
+    return RestingFile(name, True, found.st_size + _log_of(path, way), found.st_mtime_ns)
+
+
+def _log_of(path: str, way: int) -> int:
+    """Bytes of a database that lie in its write-ahead log: SQLite takes them over when it is closed."""
+    try:
+        return os.stat(f"{path}-wal").st_size if way == Way.SQLITE else 0
+    except OSError:
+        return 0

@@ -401,6 +401,26 @@ def test_a_database_keeps_its_write_lock_through_watched_calls(trace, kv, tmp_pa
     held["db"].close()
 
 
+def test_a_databases_size_has_what_lies_in_its_write_ahead_log(trace, kv, tmp_path):
+    """Of a store of 3.6 MB whose process was ended 4 KiB were said to lie there."""
+    path, held = tmp_path / "store.db", []
+
+    def how(step, layer):
+        held.append(sqlite3.connect(path, isolation_level=None))
+        held[0].execute("pragma journal_mode=wal")
+        held[0].execute("create table t (x)")
+        held[0].execute("insert into t values (?)", (data_of(layer) * 64,))
+
+    saves(kv, how)
+    outside(trace)  # writes what is waiting
+    (lies,) = look(trace.run_dir).files
+    parts = [path.stat().st_size, path.with_name("store.db-wal").stat().st_size]
+    assert lies.size == sum(parts) and parts[1] > 64 * 256
+    held[0].close()
+    (lies,) = look(trace.run_dir).files
+    assert lies.size == path.stat().st_size > 64 * 256
+
+
 def test_no_file_of_the_connector_is_opened_by_the_agent(trace, kv, tmp_path):
     store, opened = tmp_path / "store", []
     store.mkdir()
