@@ -93,6 +93,19 @@ def test_the_connector_comes_before_the_engine(tmp_path: Path) -> None:
     assert finding.remedy[1].startswith("or change the rounding in ")
 
 
+def test_a_larger_number_that_fits_as_well_is_named_beside_the_block(tmp_path: Path) -> None:
+    """Chunks of two blocks, and no prompt whose tail would have told them from one."""
+    ints = {"_bs": 32, "_per": 2, "_span": 64}
+    sim = Sim(tmp_path / "alike", ints=ints)
+    sim.serve(prompts([70, 150, 200]), Rounding(64).policy())
+    finding = the(analyse(sim), "below-save-granularity")
+    assert "whole units of 32 or 64 tokens only" in finding.title
+    assert finding.remedy[0].startswith("If units of 32 or 64 tokens are not meant, change the rounding in ")
+    sim = Sim(tmp_path / "told", ints=ints)
+    sim.serve(prompts([70, 150, 240]), Rounding(64).policy())  # 48 of them lost, more than a block
+    assert "whole units of 64 tokens only" in the(analyse(sim), "below-save-granularity").title
+
+
 def test_the_attention_op_is_named(tmp_path: Path) -> None:
     diagnosis = analyse(served(tmp_path, [64]))
     text = ruled_out(diagnosis)["direct-call-bypass"]

@@ -17,6 +17,7 @@ from typing import Any
 from kvtrace.ledger.run import Engine
 from kvtrace.ledger.values import replace
 from kvtrace.trace.facts import UNIT_NAME
+from kvtrace.words import count, listed
 
 _MAX_UNIT = 1 << 24
 _MOST_BLOCKS = 64
@@ -79,6 +80,12 @@ class Unit:
     where: str  # where the number comes from, for people
     attributes: tuple[str, ...]  # the connector's integers with this value
     both_fit: bool = False  # kept_back 0 and 1 both give every store of the run, and neither is known
+    also: tuple[int, ...] = ()  # larger ones of the connector's that give every store of the run as well
+
+    @property
+    def values(self) -> str:
+        """``32``, or ``32 or 64`` where the run does not tell them apart."""
+        return " or ".join(map(count, (self.value, *self.also)))
 
     @property
     def rounding(self) -> str:
@@ -211,9 +218,22 @@ def _infer(
     if stores:
         # The largest number that the connector calls a unit; else the block, the plainest reading.
         chosen = max(fits, key=lambda fit: fit.plainness, default=None)
+        if chosen and not chosen.named:
+            larger = [fit for fit in fits if fit.related and fit.times and fit.value > chosen.value]
+            return _with_larger(_named(chosen, engine, command), larger)
     else:
         chosen = _without_stores(fits, bool(decided), silent)
     return _named(chosen, engine, command) if chosen else None
+
+
+def _with_larger(unit: Unit, larger: Sequence[_Candidate]) -> Unit:
+    """Says so where larger numbers fit that the connector keeps, and as so many blocks by another of its
+    numbers: the block is the plainest reading, and no more."""
+    if not larger:
+        return unit
+    names = listed(_quoted((*fit.extra, *fit.attributes, *fit.times)[:1]) for fit in larger)
+    where = f"{unit.where}; {names} would fit as well"
+    return replace(unit, where=where, also=tuple(sorted(fit.value for fit in larger)))
 
 
 def _candidates(engine: Engine) -> list[_Candidate]:

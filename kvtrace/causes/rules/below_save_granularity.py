@@ -83,7 +83,7 @@ def rule(case: Case) -> Results:
             return  # why the rest of a prompt was lost may be hidden by what lost the prompt
         verb = "fills" if stored == 1 else "fill"
         yield CAUSE.ruled_out(
-            f"units of {unit.value} tokens ({unit.where}); {plural(stored, 'prompt')} {verb} them"
+            f"units of {unit.values} tokens ({unit.where}); {plural(stored, 'prompt')} {verb} them"
         )
 
 
@@ -110,10 +110,10 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
     remedy = _remedy(engine, unit)
     if _a_step_late(case, tag, unit):
         title = (
-            f"{name} stores whole units of {unit.value} tokens only, or never what the last step of a prompt "
-            "computes: both give these stores."
+            f"{name} stores whole units of {unit.values} tokens only, or never what the last step of a "
+            "prompt computes: both give these stores."
         )
-        headline = f"less than {unit.value} tokens, or what a prompt's last step computes, is not stored"
+        headline = f"less than {unit.values} tokens, or what a prompt's last step computes, is not stored"
         evidence.append(
             "no store is in the metadata of the step that computes its tokens, but in a later one"
         )
@@ -122,12 +122,12 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         every = [r for r in case.of_engine(tag) if unit.aligned(r.prompt) == 0]
         which = of_all(len(every), len(case.of_engine(tag)), "prompt")
         which += " is" if len(every) == 1 else " are"
-        title = f"{name} stores whole units of {unit.value} tokens only: {which} shorter."
-        headline = f"{which} shorter than this connector's unit of {unit.value} tokens"
+        title = f"{name} stores whole units of {unit.values} tokens only: {which} shorter."
+        headline = f"{which} shorter than this connector's unit of {unit.values} tokens"
         headline += ", others lose a partial last unit" if partial else ""
     else:
-        title = f"{name} stores whole units of {unit.value} tokens only: the rest of a prompt is not stored."
-        headline = f"of each prompt only whole units of {unit.value} tokens are stored"
+        title = f"{name} stores whole units of {unit.values} tokens only: the rest of a prompt is not stored."
+        headline = f"of each prompt only whole units of {unit.values} tokens are stored"
     return case.finding(
         CAUSE,
         title,
@@ -215,9 +215,11 @@ def _remedy(engine: Engine, unit: Unit) -> list[str]:
     of what it would save: what else loses tokens would go on losing them."""
     file = engine.connector.file if engine.connector else ""
     rounding = f"change the rounding in {short_path(file)}" if file else "change the connector's rounding"
+    asked = f"if units of {unit.values} tokens are not meant,"
+    if unit.also:
+        return [f"{asked} {rounding}"]
     if unit.kind == "block_size" and unit.value // 2 < (32 if engine.facts.platform == "cpu" else 16):
         return ["the unit is a block of the KV cache already at its smallest: only longer prompts are stored"]
-    asked = f"if units of {count(unit.value)} tokens are not meant,"
     if not unit.setting:
         return [f"{asked} {rounding}"]
     cost = _COSTS.get(unit.setting)
