@@ -34,6 +34,7 @@ from kvtrace.terms import (
     KEPT,
     LIMIT,
     NOT_OBSERVED,
+    NOTE,
     PENDING,
     SAVED,
     Grade,
@@ -155,8 +156,10 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 """Notes that ask for nothing."""
 
 
-_WRONG_DATA = frozenset({"kv-load-wrong", "load-after-use", "load-not-injected", "loaded-partly"})
-"""What a request computed on, and is not its own: worse than anything that was not stored."""
+_WRONG_DATA = frozenset(
+    {"kv-load-wrong", "load-after-use", "load-not-injected", "loaded-partly", "kv-altered"}
+)
+"""What a request computed on, and is not its own, or may not be: worse than anything that was not stored."""
 _WITHOUT_TOKENS = frozenset(
     {
         "engine-did-not-start", "connector-failed-to-start", "config-key-unused", "hook-raised", "hook-stuck",
@@ -181,7 +184,7 @@ def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, b
     """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
     symptom, information = finding.id in behind, finding.id in _INFORMATION
-    harmless = finding.id not in _WRONG_DATA or symptom or finding.severity != FAULT or not _weighs(finding)
+    harmless = finding.id not in _WRONG_DATA or symptom or finding.severity == NOTE or not _weighs(finding)
     first = severity_order(finding.severity), information, harmless, not _weighs(finding), symptom
     return (*first, -max(finding.tokens, finding.in_files), stage, finding.id)
 

@@ -521,6 +521,8 @@ def test_a_block_that_two_chunks_fill_is_one_finding(tmp_path: Path) -> None:
     (found,) = analyse(sim).findings
     assert (found.id, found.severity, found.tokens) == ("metadata-has-no-store", "limit", 96)
     assert found.headline == "blocks that two prefill chunks fill together are not stored"
+    assert "took no block that two prefill chunks fill together" in found.title.replace("offered", "took")
+    assert "not known" not in found.title and found.remedy[0].endswith("is the one in which it begins")
 
 
 def test_decode_that_is_not_offered(tmp_path: Path) -> None:

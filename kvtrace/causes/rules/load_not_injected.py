@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtrace.causes.case import MAX_EVENTS
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, Event, LoadEnd, Results
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import Grade
-from kvtrace.words import count, of_all, plural
+from kvtrace.words import count, of_all, plural, sentence
 
+_PASSED_OVER = (
+    "look at start_load_kv for what it passes over: a key that is not in the store, though the lookup "
+    "promised it; an early return, as attn_metadata is None in a step without a forward (only "
+    "asynchronous loads scheduled) and in a FULL graph of the V2 runner"
+)
+_INTO = (
+    "load into the registered KV caches instead, with kv[index] = ... or index_copy_ (kv[index].copy_(...) "
+    "fills a copy), or report the blocks by their ids in get_block_ids_with_load_errors"
+)
 CAUSE = Cause(
     id="load-not-injected",
     severity=FAULT,
@@ -30,13 +42,7 @@ CAUSE = Cause(
         "was left out. Or a request that was let in anew after a preemption, with tokens accepted from the "
         "connector: none of their slots, or not all, were written."
     ),
-    remedy=(
-        "Look at start_load_kv for what it passes over: a key that is not in the store, though the lookup "
-        "promised it; an early return, as attn_metadata is None in a step without a forward (only "
-        "asynchronous loads scheduled) and in a FULL graph of the V2 runner. Load into the registered KV "
-        "caches instead, with kv[index] = ... or index_copy_ (kv[index].copy_(...) fills a copy), or report "
-        "the blocks by their ids in get_block_ids_with_load_errors."
-    ),
+    remedy=f"{sentence(_PASSED_OVER)}. {sentence(_INTO)}.",
     load_ends=(LoadEnd.NOT_WRITTEN,),
 )
 
@@ -58,7 +64,7 @@ def rule(case: Case) -> Results:
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
             evidence=[*loads.reasons_and_places(lost, CAUSE), *_resumed(case)],
             headline=f"{plural(number, 'accepted token')} never written into the layers",
-            remedy=loads.remedy(lost, CAUSE),
+            remedy=[*loads.remedy(lost, CAUSE)[:-1], *_remedy(case, accepted)],
         )
         return
     if resumed := case.run.lost_resumed:
@@ -99,6 +105,12 @@ def rule(case: Case) -> Results:
             f"{of_all(len(accepted) - len(measured), len(accepted), 'load')}: threads, native code, or not "
             "sampled"
         )
+
+
+def _remedy(case: Case, accepted: Sequence[LoadOf]) -> list[str]:
+    """Where other loads came, the hook knows how to write: what it passed over goes first."""
+    came = any(row.measured and loads.came(case, row) for row in accepted)
+    return [_PASSED_OVER, _INTO] if came else [CAUSE.remedy]
 
 
 def _resumed(case: Case) -> list[str]:

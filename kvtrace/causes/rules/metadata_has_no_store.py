@@ -81,21 +81,25 @@ def rule(case: Case) -> Results:
         evidence.append(f"switched off in kv_connector_extra_config: {listed(off)}; this may be the reason")
     part = len(without) < len(rows)
     what = ("nothing, or a part alone," if part else "nothing") if without else "a part alone"
+    if across == len(rows):
+        title = f"{name} {did} no block that two prefill chunks fill together, of {affected}. Is that meant?"
+        headline = "blocks that two prefill chunks fill together are not stored"
+    else:
+        by = "as they ask for no transfer" if unasked else "by a rule that is not known"
+        title = f"{name} {did} {what} of {affected} for storing, {by}. Is that meant?"
+        headline = f"the connector {did} {what} of {affected} for storing"
     yield case.finding(
         CAUSE,
-        f"{name} {did} {what} of {affected} for storing, "
-        + ("as they ask for no transfer." if unasked else "by a rule that is not known.")
-        + " Is that meant?",
+        title,
         evidence=evidence,
         events=case.events(CAUSE),
         remedy=[
             *([transfers.REMEDY] if unasked else []),
+            *([_ACROSS_REMEDY] if across == len(rows) else []),
             CAUSE.remedy,
             *([_SLOTS_REMEDY] if unread and part else []),
         ],
-        headline="blocks that two prefill chunks fill together are not stored"
-        if across == len(rows)
-        else f"the connector {did} {what} of {affected} for storing",
+        headline=headline,
     )
 
 
@@ -112,6 +116,9 @@ _DISTURBED: dict[str, Callable[[CaseRequest], bool]] = {
 }
 _NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known, only that nobody read them"
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
+_ACROSS_REMEDY = (
+    "store such a block in the step that fills it: the first block of a chunk is the one in which it begins"
+)
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
 
 
