@@ -277,7 +277,7 @@ def _sentence(moment: Moment) -> str:
 def _details(story: Story, moment: Moment) -> list[tuple[str, str]]:
     if moment.kind not in ("chunk", "metadata"):
         return []
-    found = [("metadata", text) for text in _entries(moment.entries)]
+    found = [("metadata", text) for text in _entries(moment.entries, story)]
     if story.layer is not None:
         for rank in moment.ranks:
             found.extend(_layer_calls(rank, story.layer))
@@ -293,15 +293,17 @@ def _positions(start: int, end: int) -> str:
     return f"position {count(start)}" if end - start == 1 else f"positions {count(start)} to {count(end - 1)}"
 
 
-def _entries(entries: Sequence[Entry]) -> list[str]:
+def _entries(entries: Sequence[Entry], story: Story) -> list[str]:
+    """Metadata that names whole blocks names slots behind the last token, too: these are no positions."""
     if not entries:
         return ["no entry known to be for this request"]
     found = []
     for entry in entries:
         slots = "an unknown number of slots" if entry.slots < 0 else plural(entry.slots, "slot")
         parts = [f"a {entry.direction} of {slots}"]
-        if entry.slots > 0 and entry.start >= 0:
-            parts.append(_positions(entry.start, entry.start + entry.slots))
+        end = min(entry.start + entry.slots, story.prompt if entry.direction == "load" else story.computed)
+        if 0 <= entry.start < end:
+            parts.append(_positions(entry.start, end))
         if entry.asynchronous:
             parts.append("asynchronous")
         named = "" if entry.declared else "no entry known to be for this request; measured on the workers: "

@@ -66,6 +66,18 @@ def test_equal_ranks_and_layers_are_one_line(rounded: Path) -> None:
     assert text.index("arrived") < text.index("lookup") < text.index("chunk 1 of 1") < text.index("finished")
 
 
+def test_whole_blocks_in_the_metadata_are_no_more_positions(tmp_path: Path) -> None:
+    """A load of 199 tokens was said to be of positions 0 to 223."""
+    sim = Sim(tmp_path)
+    load = Entry("a", 64, 64, 0, int(Flag.LOAD))
+    sim.one_step("a", 50, [load, Entry("a", 64, 64, 0)], taken=49, digest=1)
+    sim.write()
+    text = page(tell(tmp_path, "a"), 200)
+    assert (
+        "a load of 64 slots, positions 0 to 49" in text and "a store of 64 slots, positions 0 to 49" in text
+    )
+
+
 def test_pairs_that_fared_differently_are_told_apart(tmp_path: Path) -> None:
     sim = Sim(tmp_path, tp=2, layers=3)
     fate = Fate(unhooked=frozenset({(1, 2)}), missing_ranks=frozenset())
