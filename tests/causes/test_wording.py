@@ -93,7 +93,7 @@ def test_the_connector_comes_before_the_engine(tmp_path: Path) -> None:
     assert finding.remedy[1].startswith("or change the rounding in ")
 
 
-def test_a_larger_number_that_fits_as_well_is_named_beside_the_block(tmp_path: Path) -> None:
+def test_a_larger_unit_that_fits_as_well_is_named(tmp_path: Path) -> None:
     """Chunks of two blocks, and no prompt whose tail would have told them from one."""
     ints = {"_bs": 32, "_per": 2, "_span": 64}
     sim = Sim(tmp_path / "alike", ints=ints)

@@ -70,6 +70,14 @@ class Cache:
         self.sim.prints(request, prints)
         return self
 
+    def loads_behind(self, request: str, prints: list[int]) -> Cache:
+        """The GPU's own prefix cache has the first block, and the connector the next two."""
+        self.sim.arrive(Prompt(request, 4 * BLOCK, digest=A[-1], prefixes=A))
+        self.sim.lookup(request, BLOCK, 2 * BLOCK, 2 * BLOCK)
+        self.sim.step([Chunk(request, 3 * BLOCK, BLOCK, first=True)], prompts={request: 4 * BLOCK})
+        self.sim.prints(request, prints)
+        return self
+
     def reuses(self, request: str, prints: list[int], tokens: tuple[int, ...] = A) -> Cache:
         """The GPU's own prefix cache has all but the last block."""
         length = len(tokens) * BLOCK
@@ -621,6 +629,20 @@ def test_what_was_stored_too_early_comes_back_so(tmp_path: Path, monkeypatch: py
         (found,) = kv_altered.rule(make_case(run))
         assert found.remedy[0].startswith("Mend kv-stale first") is mend
         assert found.title.endswith("Is that meant?") is not mend
+
+
+@pytest.mark.parametrize("right", ["a load from the first token", "a load behind a hit"])
+def test_where_loads_began_tells_the_wrong_from_the_right(tmp_path: Path, right: str) -> None:
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8])
+    if right == "a load from the first token":
+        cache.loads("b", [5, 6, 7, 8])
+    else:
+        cache.loads_behind("b", [5, 6, 7, 8])
+    run = cache.loads_behind("c", [5, 7, 6, 8]).loads_behind("d", [5, 7, 6, 8]).run()
+    first = diagnose(run).findings[0]
+    said = any("all 2 wrong loads began behind a hit" in line for line in first.evidence)
+    asked = first.remedy[0].startswith("See whether start_load_kv, or the metadata, counts from the first")
+    assert first.id == "kv-load-wrong" and said == asked == (right == "a load from the first token")
 
 
 def test_requests_whose_loads_came_wrong_stand_first(tmp_path: Path) -> None:

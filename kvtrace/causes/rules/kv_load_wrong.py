@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtrace.causes.diagnosis import RuledOut
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
@@ -17,6 +19,7 @@ from kvtrace.ledger.contents.compare import (
     TWICE,
     WRONG,
 )
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import Grade
 from kvtrace.words import count, listed, of_all, plural
 
@@ -64,6 +67,12 @@ _BY_WORDS = (
     (TWICE, "go on to the next block of the store, and of the request, with each one"),
 )
 """What the fingerprints say in these words has its own remedy."""
+_BEHIND = (
+    "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
+    "prompt's first one: the tokens of the GPU's prefix cache (num_computed_tokens of the lookup) lie between"
+)
+_LEAST_LOADS = 2
+"""Wrong loads from which on it counts where they began: one may be so by chance."""
 _MOST_SAID = 3
 _LEAST = 0.25
 """Of the tokens that were loaded wrong: what was stored so must be as many, to be named for it."""
@@ -88,10 +97,11 @@ def rule(case: Case) -> Results:
             evidence=[
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
+                *(behind := _behind_hits(wrong, accepted)),
                 *loads.reasons_and_places(wrong, CAUSE),
                 *_reused(case),
             ],
-            remedy=[*_remedies(case, said, lost), CAUSE.remedy],
+            remedy=[*_remedies(case, said, lost, bool(behind)), CAUSE.remedy],
             headline="loaded KV is not what its tokens compute to",
         )
     elif reused := _reused(case):
@@ -115,10 +125,25 @@ def rule(case: Case) -> Results:
         )
 
 
-def _remedies(case: Case, said: str, lost: int) -> list[str]:
-    """``lost``: tokens that were loaded wrong."""
+def _behind_hits(wrong: Sequence[LoadOf], accepted: Sequence[LoadOf]) -> list[str]:
+    """Where a load began tells the wrong loads from those that came back the same."""
+    rows = {row.request for row in wrong}
+    right = [row for row in accepted if row.proved and row.request not in rows]
+    if not right or len(rows) < _LEAST_LOADS or any(row.local for row in right):
+        return []
+    if not all(row.local for row in wrong):
+        return []
+    return [
+        f"all {count(len(rows))} wrong loads began behind a hit in the GPU's own prefix cache, and none of "
+        f"the {count(len(right))} that came back the same"
+    ]
+
+
+def _remedies(case: Case, said: str, lost: int, behind: bool) -> list[str]:
+    """``lost``: tokens that were loaded wrong; ``behind``: as :func:`_behind_hits` found."""
     first = stored_so(case, lost)
-    return first or list(dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said))
+    where = [_BEHIND] if behind else []
+    return first or where + list(dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said))
 
 
 def stored_so(case: Case, lost: int) -> list[str]:
