@@ -86,6 +86,8 @@ def test_a_miss_beside_hits_may_be_a_choice(tmp_path: Path, found: int, prompt: 
     (finding,) = [one for one in analyse(sim).findings if one.id == "key-mismatch"]
     assert finding.severity == severity
     assert ("does it decline some" in finding.title) == (severity == "limit")
+    assert ("does not find" in finding.title) == (severity == "fault")  # it may find, and not offer
+    assert ("finds of such a prompt" in finding.remedy[0]) == (severity == "limit")
 
 
 def test_scripts_ablation_makes_a_fault_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

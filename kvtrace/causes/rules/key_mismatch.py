@@ -100,10 +100,13 @@ def _finding(
     gone = [sizes.removed_in_words(one) for one in sizes.removed(case)]
     # An index that an exception kept from being written answers as another key does.
     first = ["First look at the exception that is caught where it saves: see the evidence."] if caught else []
+    does = "does not offer" if declines else "does not find"
     title = (
-        f"{_connectors(case, found)} does not find what it saved: {lookups} of prompts with the same tokens "
+        f"{_connectors(case, found)} {does} what it saved: {lookups} of prompts with the same tokens "
         f"as an earlier save answered 0 ({plural(again, 'token')} computed again)."
     )
+    if declines:
+        first.append(_look_at_the_answer(case, found))
     values: Fields = {
         **given,
         "severity": LIMIT if gone or declines else FAULT,
@@ -119,6 +122,13 @@ def _finding(
     elif declines:
         title += " It finds others: does it decline some of what it finds?"
     return loads.finding(case, CAUSE, title, **values)
+
+
+def _look_at_the_answer(case: Case, found: list[tuple[LoadOf, str, int]]) -> str:
+    return (
+        f"Look at what get_num_new_matched_tokens of {_connectors(case, found)} finds of such a prompt, and "
+        "at all that makes it answer 0 nevertheless; its own log may say which."
+    )
 
 
 def _connectors(case: Case, found: list[tuple[LoadOf, str, int]]) -> str:
@@ -197,11 +207,7 @@ def _unfound(case: Case, never: list[tuple[LoadOf, CaseRequest, int]]) -> Findin
             "grade": min((by.grade for _, by, _ in never if by.grade is not None), default=None),
             "evidence": evidence,
             # No key was compared: the lookup may as well find the entry and decline it.
-            "remedy": [
-                f"Look at what get_num_new_matched_tokens of {_connectors(case, found)} finds of such a "
-                "prompt, and at all that makes it answer 0 nevertheless; its own log may say which.",
-                CAUSE.remedy,
-            ],
+            "remedy": [_look_at_the_answer(case, found), CAUSE.remedy],
             "headline": "what was saved is never found by a lookup",
         },
     )
