@@ -429,6 +429,13 @@ def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grad
     assert [one.id for one in diagnosis.findings] == [ident]
 
 
+def test_calls_raised_without_a_recorded_exception_are_counted(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    hooks = [one._replace(raised=2 * (one.hook == "save_kv_layer")) for one in run.hooks]
+    found = the(diagnose(replace(run, hooks=hooks)), "hook-raised")
+    assert found.evidence == ["4 calls raised; the exceptions were not recorded"]  # in two layers
+
+
 def test_what_nobody_reads_says_nothing_if_no_read_was_seen(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     lost = lost_of(run, 0, 32, 64, SaveEnd.NOT_DECLARED, 1)

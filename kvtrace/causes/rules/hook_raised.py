@@ -68,7 +68,7 @@ def _remedy(raised: Sequence[HookException]) -> list[str]:
 def rule(case: Case) -> Results:
     run = case.run
     raised = [e for e in run.exceptions if e.hook not in _AT_START and e.type not in _STOPPED]
-    steps = any(one.raised for one in run.hooks) - sum(e.type in _STOPPED for e in run.exceptions)
+    steps = sum(one.raised for one in run.hooks) - sum(e.type in _STOPPED for e in run.exceptions)
     stopped = [e for e in run.exceptions if e.type in _STOPPED]
     if raised or steps > 0 or (case.affected(CAUSE) and not stopped):
         n = max(sum(e.count_so_far for e in raised), steps)
