@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kvtrace import causes, ledger
 from kvtrace.errors import KvtraceError
-from kvtrace.ledger.run import Engine, Run
+from kvtrace.ledger.run import Engine, Run, RunRequest
 from kvtrace.story import find
 from kvtrace.story.moments import Subject, moments
 from kvtrace.story.ranges import ranges
@@ -84,7 +83,7 @@ def _arrivals(spools: list[Source]) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def _subject(run: Run, ident: str, number: int) -> tuple[Subject, Any]:
+def _subject(run: Run, ident: str, number: int) -> tuple[Subject, RunRequest]:
     """The request of that id, several have it, and its row in Run.requests.
 
     Raises:
@@ -98,10 +97,10 @@ def _subject(run: Run, ident: str, number: int) -> tuple[Subject, Any]:
     if engine is None:
         raise KvtraceError("a request of no known engine", ident, "its scheduler left no readable record")
     after = min((row.t_first for _, row in same[number + 1 :]), default=None)
-    return Subject(ident, at, engine, int(request.t_first), after), request
+    return Subject(ident, at, engine, request.t_first, after), request
 
 
-def _verdict(run: Run, request: Any) -> str:
+def _verdict(run: Run, request: RunRequest) -> str:
     return next((one.verdict for one in causes.diagnose(run).requests if one.request is request), "")
 
 

@@ -145,7 +145,8 @@ def _read(directory: Path) -> Evidence:
     in_hand, gone = _ended(run, _IN_HAND), _ended(run, (SaveEnd.LOST_LATER,))
     unseen: Counter[int] = Counter()
     for amount in run.base:
-        unseen[amount.request] += amount.prompt if amount.outcome == NOT_OBSERVED else 0
+        if amount.outcome == NOT_OBSERVED:
+            unseen[amount.request] += amount.prompt
     seen: dict[int, list[RequestSeen]] = defaultdict(list)
     by_tag = {engine.tag: engine for engine in run.engines}
     producers = {engine.tag for engine in run.engines if engine.role == "kv_producer"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from kvtrace.causes.case import MAX_EVENTS, Case
@@ -129,12 +129,12 @@ _OTHERS = (
 )
 
 
-def remedy(rows: Iterable[LoadOf], cause: Cause) -> list[str]:
-    """Of what was not written; where other slots were, that first."""
+def remedy(rows: Iterable[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
+    """Of what was not written; where other slots were, that first. ``of_cause``: in place of the cause's."""
     others = any(
         ELSEWHERE in reason for row in rows for end in cause.load_ends for reason in row.reasons.get(end, ())
     )
-    return [_OTHERS, cause.remedy] if others else [cause.remedy]
+    return [*([_OTHERS] if others else []), *(of_cause or [cause.remedy])]
 
 
 def reasons_and_places(rows: list[LoadOf], cause: Cause) -> list[str]:

@@ -129,9 +129,8 @@ def _behind_hits(wrong: Sequence[LoadOf], accepted: Sequence[LoadOf]) -> list[st
     """Where a load began tells the wrong loads from those that came back the same."""
     rows = {row.request for row in wrong}
     right = [row for row in accepted if row.proved and row.request not in rows]
-    if not right or len(rows) < _LEAST_LOADS or any(row.local for row in right):
-        return []
-    if not all(row.local for row in wrong):
+    told = all(row.local for row in wrong) and not any(row.local for row in right)
+    if not right or len(rows) < _LEAST_LOADS or not told:
         return []
     return [
         f"all {count(len(rows))} wrong loads began behind a hit in the GPU's own prefix cache, and none of "

@@ -64,7 +64,7 @@ def rule(case: Case) -> Results:
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
             evidence=[*loads.reasons_and_places(lost, CAUSE), *_resumed(case)],
             headline=f"{plural(number, 'accepted token')} never written into the layers",
-            remedy=[*loads.remedy(lost, CAUSE)[:-1], *_remedy(case, accepted)],
+            remedy=loads.remedy(lost, CAUSE, _where_others_came(case, accepted)),
         )
         return
     if resumed := case.run.lost_resumed:
@@ -107,10 +107,10 @@ def rule(case: Case) -> Results:
         )
 
 
-def _remedy(case: Case, accepted: Sequence[LoadOf]) -> list[str]:
-    """Where other loads came, the hook knows how to write: what it passed over goes first."""
+def _where_others_came(case: Case, accepted: Sequence[LoadOf]) -> list[str]:
+    """Then the hook knows how to write: what it passed over goes first."""
     came = any(row.measured and loads.came(case, row) for row in accepted)
-    return [_PASSED_OVER, _INTO] if came else [CAUSE.remedy]
+    return [_PASSED_OVER, _INTO] if came else []
 
 
 def _resumed(case: Case) -> list[str]:
