@@ -50,7 +50,7 @@ class BudgetAccount:
             self._saved = min(self._saved, max(self._cost * _MOST_SAVED, self._credit))
 
     def spent(self, cost: int) -> None:
-        """Timing took ``cost`` ns of host time."""
+        """Timing took ``cost`` ns."""
         self._pay_in()
         self._saved -= cost
 

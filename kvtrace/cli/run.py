@@ -121,7 +121,7 @@ def run(
         metavar="SHARE",
         help="Share of the steps' time that the watch may take, from the first step on, and sampled device "
         f"timing. Without it {AgentConfig.budget:.0%}, which the watch keeps to when it has taken "
-        f"{AgentConfig.credit:.0f} seconds.",
+        f"{AgentConfig.credit:.0f} seconds of processor time.",
         show_default=False,
     ),
     metadata_adapter: str | None = typer.Option(

@@ -29,8 +29,8 @@ class AgentConfig:
         limit_bytes: size of one process's spool from which quiet steps are recorded as sums.
         device_timing: one of TIMINGS; without effect where there is no CUDA device.
         budget: share of the steps' time that device timing may take; the watch as much again.
-        credit: seconds of host time that watch and fingerprints may each take before they keep to the budget;
-            0: the budget is for both together and holds from the first step on.
+        credit: seconds of processor time that watch and fingerprints may each take before they keep to the
+            budget; 0: the budget is for both together and holds from the first step on.
         watch: one of WATCHES: which steps with something to see are watched call by call.
         metadata_adapter: ``module:function`` that says what the connector's metadata declares, "" for none.
         keep_messages: record messages of exceptions and logs with the values in them.

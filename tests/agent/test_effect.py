@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import sys
@@ -16,7 +17,7 @@ torch = pytest.importorskip("torch")
 from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.steps.prefixes import digest_of  # noqa: E402
-from kvtrace.agent.watch import call, policy  # noqa: E402
+from kvtrace.agent.watch import call, operations, policy  # noqa: E402
 from kvtrace.agent.watch.operations import CopyWatch  # noqa: E402
 from kvtrace.agent.wrap.proxy import index_of  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
@@ -390,6 +391,14 @@ def test_what_the_watch_takes_is_paid_for(trace, caches):
     step(make(caches), caches, store(2), number=1)
     account = policy.POLICY._account
     assert account is not None and 0 < CREDIT - account._saved < CREDIT
+
+
+def test_a_busy_machine_does_not_use_up_the_credit(trace, caches, monkeypatch):
+    for module in (call, operations):  # a second passes whenever the watch looks at the clock
+        monkeypatch.setattr(module, "clock", itertools.count(time.perf_counter_ns(), 10**9).__next__)
+    step(make(caches), caches, store(2), number=1)
+    account = policy.POLICY._account
+    assert account is not None and 0 < CREDIT - account._saved < 10**9
 
 
 def test_the_first_steps_with_work_are_sampled_then_every_32nd(sampled, caches):

@@ -154,7 +154,7 @@ class Raises:
                 self._entries.remove(known)
 
     def cost(self) -> int:
-        """Host ns that looking took since it was last asked, more or less."""
+        """ns of processor time that looking took since it was last asked, more or less."""
         calls, self._calls = self._calls, 0
         return calls * _CALL
 

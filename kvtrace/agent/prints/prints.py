@@ -35,7 +35,7 @@ from kvtrace.agent.kv.tensors import OWN, tensors
 from kvtrace.agent.prints.kept import KeptCopies, StepBlocks
 from kvtrace.agent.prints.print_records import write_layers, write_prints
 from kvtrace.agent.prints.rechecks import Rechecks
-from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.state import AGENT, processor_clock
 from kvtrace.agent.steps import graphs
 from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, PromptBlocks
 from kvtrace.trace.format import Flag, Kind
@@ -226,7 +226,7 @@ class Prints:
             self._safely(look)
 
     def _take(self, planned: StepBlocks) -> None:
-        began, torch, filled = clock(), sys.modules["torch"], planned.filled
+        began, torch, filled = processor_clock(), sys.modules["torch"], planned.filled
         of_block = [sum(layer.nbytes for layer in layers) for layers in self._groups]
         nbytes = sum(len(one.blocks) * of_block[one.group] for one in filled)
         if not self._account.holds(nbytes * self._rate):
@@ -249,7 +249,7 @@ class Prints:
             self._waiting.append(_OnItsWay(planned._replace(tensors={}, ids={}), copies, event))
             if len(self._waiting) > _MOST_WAITING:
                 self._waiting.popleft()
-        cost = clock() - began
+        cost = processor_clock() - began
         if device.type != "cpu":
             cost = max(cost, round(nbytes * _DEVICE_RATE))
         self._rate = cost / nbytes if not self._rate else self._rate + (cost / nbytes - self._rate) / 4

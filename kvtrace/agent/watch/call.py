@@ -38,7 +38,7 @@ from kvtrace.agent.facts.connector_facts import does_nothing
 from kvtrace.agent.kv.caches import CACHES
 from kvtrace.agent.origin import HERE, WorkOrigin
 from kvtrace.agent.outside.call import OutsideCall
-from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.state import AGENT, clock, processor_clock
 from kvtrace.agent.steps.prefixes import digest_of
 from kvtrace.agent.watch.escapes import Escapes, works_elsewhere
 from kvtrace.agent.watch.operations import CopyWatch
@@ -156,7 +156,8 @@ class _WatchedCall:
     """One watched call. Each part is on its own: one that fails takes no other with it."""
 
     def __init__(self, hooked: Hooked, connector: Any) -> None:
-        self._began, self._cost = clock(), 0
+        self._began, self._began_busy = clock(), processor_clock()
+        self._own = self._cost = 0
         self._hook = hooked.hook
         self._index = hooked.index
         self._role = hooked.role
@@ -195,7 +196,7 @@ class _WatchedCall:
         if self._effects or self._elsewhere:
             self._begin(self._escapes)
         self._begin(self._swallowed)
-        self._cost = clock() - self._began
+        self._own, self._cost = clock() - self._began, processor_clock() - self._began_busy
 
     def logged(self, error: BaseException) -> None:
         self._swallowed.logged(error)
@@ -215,7 +216,7 @@ class _WatchedCall:
 
     def stop(self, error: BaseException | None) -> None:
         """Never raises."""
-        began = clock()
+        began, began_busy = clock(), processor_clock()
         while self._running:
             try:
                 self._running.pop().stop()
@@ -240,9 +241,9 @@ class _WatchedCall:
             self._swallowed.report(error, About(self._layer, step))
             copying = sum(one.cost for one in (self._watch, self._states) if one)
             now = clock()
-            own = self._cost + copying + now - began
-            HERE.own += own
-            POLICY.spent(now - self._began if POLICY.bounded else own)
+            HERE.own += self._own + copying + now - began
+            cost = self._cost + copying + processor_clock() - began_busy
+            POLICY.spent(now - self._began if POLICY.bounded else cost)
         except Exception:
             AGENT.failed(f"watching {self._hook.name}")
 

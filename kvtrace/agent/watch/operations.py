@@ -36,7 +36,7 @@ from kvtrace.agent.kv.memory import Copy, Memory
 from kvtrace.agent.kv.tensors import OWN, is_tensor, tensors
 from kvtrace.agent.kv.touch import LayerTouch, TouchedSlots, text_of, together, touched
 from kvtrace.agent.origin import HERE
-from kvtrace.agent.state import clock
+from kvtrace.agent.state import clock, processor_clock
 from kvtrace.agent.watch.modes import OF_THE_VIEW, Modes, of_this_thread
 from kvtrace.agent.watch.native import OPERATIONS, NativeCopy, copies_of, watching
 from kvtrace.agent.wrap.tracing import set_trace
@@ -153,7 +153,7 @@ class CopyWatch:
     def __init__(self, caches: Caches, named: str | None, block_size: int = 0, alone: bool = False) -> None:
         self.alone = alone
         self.cost = 0
-        """Host ns that watching took so far."""
+        """ns of processor time that watching took so far."""
         self.caches = caches
         self.named = named
         self.block_size = block_size
@@ -317,7 +317,7 @@ class CopyWatch:
     def own(self) -> Iterator[None]:
         """What runs in here is our own accounting: what it asks of tensors is not the connector's, its time
         is the watch's, and it never raises."""
-        began, before, OWN.busy = clock(), OWN.busy, True
+        began, before, OWN.busy = processor_clock(), OWN.busy, True
         tracer = _untraced()
         try:
             with sys.modules["torch"]._C.DisableTorchFunction():
@@ -328,7 +328,7 @@ class CopyWatch:
             OWN.busy = before
             if tracer is not None:
                 set_trace(tracer)
-            self.cost += clock() - began
+            self.cost += processor_clock() - began
 
     def copied(self, copies: Iterable[Copy]) -> None:
         """Native code copied by address, without an error. Call it within :meth:`own`.

@@ -3,14 +3,14 @@
 Every step that stores, loads or computes prompt tokens, the hooks of the step right after it that are not
 called layer by layer (``wait_for_save``, ``get_finished``: some connectors copy a step later), and the same
 hooks of a step in which requests end (some copy then). Of a connector that was seen to copy in a hook that is
-not for copying, these hooks are watched in the 8 steps behind each watched one. What the watch
-costs is measured and paid for from an account: it begins with a credit, so that short runs are watched in
-full, and gets the budget's share of the steps' time. Where it is empty, and where the user asked for less,
-steps are sampled: the first 8 with something to store (or to load), then every 32nd, and again after a
-sampled step with declared work in which nothing was seen to happen. Without a credit nothing
-is watched that the account does not hold, from the first step on, and a watched call counts whole, with the
-connector's own work in it. A step that was watched says so in its EXEC record; of others nothing is
-concluded.
+not for copying, these hooks are watched in the 8 steps behind each watched one. What the watch costs is paid
+for from an account: it begins with a credit, so that short runs are watched in full, and gets the budget's
+share of the steps' time. The cost is processor time, so that a machine that is busy with something else does
+not use the credit up. Where the account is empty, and where the user asked for less, steps are sampled: the
+first 8 with something to store (or to load), then every 32nd, and again after a sampled step with declared
+work in which nothing was seen to happen. Without a credit nothing is watched that the account does not hold,
+from the first step on, and a watched call counts whole, by host time, with the connector's own work in it. A
+step that was watched says so in its EXEC record; of others nothing is concluded.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Policy:
             self._account.passed(busy)
 
     def spent(self, cost: int) -> None:
-        """The watch took ``cost`` ns of host time."""
+        """The watch took ``cost`` ns of processor time (without a credit: of host time)."""
         if self._account is not None:
             self._cost += cost
             self._account.spent(cost)

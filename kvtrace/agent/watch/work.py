@@ -11,7 +11,7 @@ from kvtrace.agent.errors.swallowed import ASYNCIO, EXECUTOR, THREAD, About, Cal
 from kvtrace.agent.kv.caches import CACHES
 from kvtrace.agent.origin import HERE, WorkOrigin
 from kvtrace.agent.outside.call import OutsideCall
-from kvtrace.agent.state import AGENT, clock, get_ident
+from kvtrace.agent.state import AGENT, clock, get_ident, processor_clock
 from kvtrace.agent.watch.operations import CopyWatch
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
@@ -55,12 +55,12 @@ class Work:
         owner = owners.owner_of(self._index()) or owners.OwnerToCome(file)
         self._swallowed = CallErrors(kind, Role.WORKER, owner, self._goes_on if kind == THREAD else None)
         self._cost = 0
-        """Host ns that it took to begin."""
+        """ns of processor time that it took to begin."""
         self._thread = 0
 
     def start(self) -> bool:
         """False in a thread that is inside a watched hook: that sees all."""
-        began = clock()
+        began = processor_clock()
         outer = HERE.work
         if outer is not None:
             if not isinstance(outer, Work):
@@ -72,7 +72,7 @@ class Work:
         self._thread = AGENT.thread()
         self._watch.before = self._before
         self._resume()
-        self._cost = clock() - began
+        self._cost = processor_clock() - began
         return True
 
     def stop(self, error: BaseException | None = None, over: bool = True) -> None:
@@ -179,19 +179,19 @@ class Work:
     def _write(self, error: BaseException | None, still: bool = False, over: bool = True) -> None:
         """``still``: it goes on with the same; whether what it caught was the end of it shows later.
         ``over``: all of it is done."""
-        began, cost = clock(), self._watch.cost + self._cost
+        t, began, cost = clock(), processor_clock(), self._watch.cost + self._cost
         self._cost = 0
         step, index = self.origin.step, self._index()
         outside = self.outside
         if outside is not None:
             if self._watch.saw:
                 seen = self._watch.take()
-                Touching(seen, 0, index, step, began, self._thread, outside.call, over).write()
+                Touching(seen, 0, index, step, t, self._thread, outside.call, over).write()
             if self._states is not None:
                 cost += self._states.cost
                 if self._states.saw:
                     states = self._states.take()
-                    TouchingStates(states, 0, index, step, began, self._thread, outside.call).write()
+                    TouchingStates(states, 0, index, step, t, self._thread, outside.call).write()
                 self._states.cost = 0
             outside.write(step, self._thread)
         if not still:
@@ -199,7 +199,7 @@ class Work:
             self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))
         if not AGENT.worker.step:
             AGENT.flush()  # no step is under way at whose end it would be written
-        POLICY.spent(cost + clock() - began)
+        POLICY.spent(cost + processor_clock() - began)
 
     def _goes_on(self) -> None:
         """All that was raised so far in a loop that nothing need end was handled."""
