@@ -206,7 +206,17 @@ def test_a_shared_beginning_that_is_not_there(tmp_path: Path) -> None:
 def test_no_hit_is_expected_within_a_unit(tmp_path: Path) -> None:
     finding = the(share_a_beginning(tmp_path, 128), "lookup-miss")
     assert (finding.severity, finding.tokens) == ("note", 96) and "expected" not in finding.title
-    assert "had no whole unit to find" in finding.title and "no key of its own" in finding.evidence[0]
+    assert "had no whole unit to find" in finding.title
+    assert finding.evidence[0].endswith("they hold no whole unit of 128 tokens")
+
+
+def test_where_no_unit_is_known_lookups_find_whole_blocks(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    for name in "ab":
+        sim.one_step(name, 32, [], prefixes=(71,))
+    finding = the(analyse(sim), "lookup-miss")
+    assert "had no whole block to find" in finding.title
+    assert finding.evidence[0].endswith("they hold no whole block of 32 tokens")
 
 
 @pytest.mark.parametrize("in_process", [False, True])

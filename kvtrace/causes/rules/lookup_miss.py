@@ -43,8 +43,11 @@ def rule(case: Case) -> Results:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
         return
-    within = "" if due or consumers else "that had no whole unit to find"
-    evidence, unasked = [_WITHIN.format(max(row.shared for row in alike))] if within else _repeated(due), ""
+    within, evidence, unasked = "", _repeated(due), ""
+    if not due and not consumers:
+        longest = max(alike, key=lambda row: row.shared)
+        what, size = _whole(case, longest)
+        within, evidence = f"that had no whole {what} to find", [_WITHIN.format(longest.shared, what, size)]
     if consumers:
         unasked = transfers.not_asked(case, case.engines[consumers[0].engine], [one.id for one in consumers])
         evidence = [
@@ -77,8 +80,10 @@ def rule(case: Case) -> Results:
     )
 
 
-_WITHIN = "up to {} tokens are alike: less than a unit, or up to a last token, has no key of its own"
-
+_WITHIN = (
+    "up to {} tokens are alike: behind those that the GPU has, and before a prompt's last token, they hold "
+    "no whole {} of {} tokens"
+)
 
 _TWO_PROCESSES = (
     "First see that the lookup asks the store that the workers fill: what one process holds in its memory, "
@@ -105,11 +110,15 @@ def _was_over(case: Case, row: LoadOf) -> bool:
 
 
 def _units(case: Case, row: LoadOf, tokens: int) -> int:
-    """How many of a prompt's first tokens a lookup can find: whole units (blocks, where these are not known),
-    and never all of it."""
-    unit = case.units.get(row.engine)
-    size = unit.value if unit else max(1, case.engines[row.engine].block_size)
+    """How many of a prompt's first tokens a lookup can find: in whole, and never all of it."""
+    _, size = _whole(case, row)
     return min(tokens, row.prompt - 1) // size * size
+
+
+def _whole(case: Case, row: LoadOf) -> tuple[str, int]:
+    """What lookups find in whole, and its tokens: units; blocks, where these are not known."""
+    unit = case.units.get(row.engine)
+    return ("unit", unit.value) if unit else ("block", max(1, case.engines[row.engine].block_size))
 
 
 def _role(case: Case, row: LoadOf) -> str:
