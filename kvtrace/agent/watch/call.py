@@ -158,6 +158,7 @@ class _WatchedCall:
     def __init__(self, hooked: Hooked, connector: Any) -> None:
         self._began, self._began_busy = clock(), processor_clock()
         self._own = self._cost = 0
+        """ns of host time, and of processor time, that it took to begin."""
         self._hook = hooked.hook
         self._index = hooked.index
         self._role = hooked.role
@@ -241,7 +242,7 @@ class _WatchedCall:
             self._swallowed.report(error, About(self._layer, step))
             copying = sum(one.cost for one in (self._watch, self._states) if one)
             now = clock()
-            HERE.own += self._own + copying + now - began
+            HERE.own += self._own + copying + now - began  # what is added up per operation never waits
             cost = self._cost + copying + processor_clock() - began_busy
             POLICY.spent(now - self._began if POLICY.bounded else cost)
         except Exception:

@@ -153,7 +153,7 @@ class Policy:
             self._account.passed(busy)
 
     def spent(self, cost: int) -> None:
-        """The watch took ``cost`` ns of processor time (without a credit: of host time)."""
+        """The watch took ``cost`` ns: processor time; of a whole call, without a credit, host time."""
         if self._account is not None:
             self._cost += cost
             self._account.spent(cost)

@@ -110,13 +110,13 @@ def _was_over(case: Case, row: LoadOf) -> bool:
 
 
 def _units(case: Case, row: LoadOf, tokens: int) -> int:
-    """How many of a prompt's first tokens a lookup can find: in whole, and never all of it."""
+    """How many of a prompt's first tokens a lookup can find: whole units, or blocks, and never all of it."""
     _, size = _whole(case, row)
     return min(tokens, row.prompt - 1) // size * size
 
 
 def _whole(case: Case, row: LoadOf) -> tuple[str, int]:
-    """What lookups find in whole, and its tokens: units; blocks, where these are not known."""
+    """What lookups find in whole, and how many tokens it has: a unit; a block, where no unit is known."""
     unit = case.units.get(row.engine)
     return ("unit", unit.value) if unit else ("block", max(1, case.engines[row.engine].block_size))
 
