@@ -39,7 +39,7 @@ LABELS: dict[str, str] = {
     "kv-misplaced": "other slots were read",
     "save-lost": "lost inside the connector",
     "ranks-share-store": "overwritten by another rank",
-    "save-never-finished": "the save never finished",
+    "save-never-finished": "its end was never reported",
     "store-failed": "the store refused it",
     "store-incomplete": "fewer bytes at rest than read",
     "kv-altered": "came back as other numbers",

@@ -181,7 +181,7 @@ class Case:
             for digest, _ in shared:
                 for least in _LEAST:
                     if request.saved > 0 and (request.grade or Grade.DECLARED) >= least:
-                        rows[request.engine, digest, least].append((request.chunk_step, _kept(request)))
+                        rows[request.engine, digest, least].append((request.chunk_step, kept_end(request)))
         found = {}
         for key, one in rows.items():
             one.sort()
@@ -420,7 +420,8 @@ def _reach(case: Case, request: CaseRequest) -> int | None:
     return end if start <= kept_before(case, request, Grade.DECLARED) else None
 
 
-def _kept(request: CaseRequest) -> int:
+def kept_end(request: CaseRequest) -> int:
+    """How many of its first tokens were kept: as it was seen, else as the metadata of what was saved says."""
     if request.taken is not None:
         return request.taken if request.taken > request.local else 0
     return min([request.stored_end, *(start for start, _ in request.lost)]) if request.saved else 0

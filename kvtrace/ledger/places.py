@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,30 @@ _LEAST_SENT = 0.001
 """Of what another peer got: one that got less was sent no KV, but questions and acknowledgements."""
 
 
+@dataclass
+class _Wrote:
+    """Bytes that were written there, and the tags of the engines whose workers did."""
+
+    size: int = 0
+    engines: set[int] = field(default_factory=set)
+
+    def add(self, size: int, engines: Iterable[int]) -> None:
+        self.size += size
+        self.engines.update(engines)
+
+
 def places(scans: Sequence[SpoolScan], engines: Sequence[Engine], rest: RestFile) -> list[Place]:
     """The places that were written to, those with most files first; then what the configuration names, where
     nothing was written to any place."""
-    spools = {worker.spool for engine in engines for worker in engine.workers}
-    wrote: dict[tuple[str, str], int] = defaultdict(int)
+    tags: dict[str, set[int]] = defaultdict(set)  # of each worker's spool
+    for engine in engines:
+        for worker in engine.workers:
+            tags[worker.spool].add(engine.tag)
+    wrote: dict[tuple[str, str], _Wrote] = defaultdict(_Wrote)
     for scan in scans:
-        if scan.name in spools:
+        if scan.name in tags:
             for kind, target, size in _written(scan):
-                wrote[kind, target] += size
+                wrote[kind, target].add(size, tags[scan.name])
     roots = [path for engine in engines for path in configured_paths(engine.extra)]
     lies = {one.path: one for one in rest.files}
     found = [*_directories(wrote, roots, lies), *_others(wrote, lies)]
@@ -57,7 +73,7 @@ def _written(scan: SpoolScan) -> Iterable[tuple[str, str, int]]:
 
 
 def _directories(
-    wrote: Mapping[tuple[str, str], int], roots: Sequence[str], lies: Mapping[str, RestingFile]
+    wrote: Mapping[tuple[str, str], _Wrote], roots: Sequence[str], lies: Mapping[str, RestingFile]
 ) -> Iterable[Place]:
     """Files by the configured directory that they lie in, else by the one that all others share."""
     files: dict[str, list[str]] = defaultdict(list)
@@ -74,15 +90,19 @@ def _directories(
     for root, inside in files.items():
         there = [path for path in inside if path not in lies or lies[path].exists is not False]
         sizes = [lies[path].size if path in lies else None for path in there]
-        size = sum(wrote[DIRECTORY, path] if n is None else n for path, n in zip(there, sizes, strict=True))
-        yield Place(DIRECTORY, root, len(there), size)
+        size = sum(
+            wrote[DIRECTORY, path].size if n is None else n for path, n in zip(there, sizes, strict=True)
+        )
+        by = frozenset().union(*(wrote[DIRECTORY, path].engines for path in inside))
+        yield Place(DIRECTORY, root, len(there), size, by)
 
 
-def _others(wrote: Mapping[tuple[str, str], int], lies: Mapping[str, RestingFile]) -> Iterable[Place]:
-    most = max((size for (kind, _), size in wrote.items() if kind == PEERS), default=0)
-    for (kind, name), size in wrote.items():
-        if kind != DIRECTORY and not (kind == PEERS and size < most * _LEAST_SENT):
-            yield Place(kind, name, size=(lies[name].size if name in lies else None) or size)
+def _others(wrote: Mapping[tuple[str, str], _Wrote], lies: Mapping[str, RestingFile]) -> Iterable[Place]:
+    most = max((one.size for (kind, _), one in wrote.items() if kind == PEERS), default=0)
+    for (kind, name), one in wrote.items():
+        if kind != DIRECTORY and not (kind == PEERS and one.size < most * _LEAST_SENT):
+            size = (lies[name].size if name in lies else None) or one.size
+            yield Place(kind, name, size=size, engines=frozenset(one.engines))
 
 
 def _shared(path: str, others: Sequence[str]) -> str:

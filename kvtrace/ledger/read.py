@@ -478,8 +478,8 @@ def _request_table(
                 finish.output if finish else max(0, r.computed - r.prompt),
                 of.local, of.external, -1 if lookup is None else max(0, lookup.answer or 0),
                 len(r.chunks), tuple(c.end - c.start for c in r.chunks[:_CHUNKS_SHOWN]),
-                r.first_step, r.last_step, r.block, finish.status if finish else "", finish is not None,
-                r.digest, r.prefix, r.preemptions, bool(r.lookups), r.t_first,
+                r.first_step, r.last_step, r.block, finish.status if finish else "",
+                finish.t if finish else 0, r.digest, r.prefix, r.preemptions, bool(r.lookups), r.t_first,
                 r.chunks[0].step if r.chunks else 0, of.saved, of.unsaved, of.diverged, r.preempt_step,
                 r.arrived, r.grown[0].step if r.grown else 0,
             )

@@ -98,7 +98,7 @@ class RunRequest(NamedTuple):
     last_step: int
     block: int
     status: str
-    finished: bool
+    t_end: int  # when it was over; 0: that was not seen
     digest: int
     prefix: int
     preemptions: int
@@ -467,6 +467,7 @@ class AsyncSave:
     missing: tuple[int, ...]
     unfinished: Mapping[str, SaveEnd]  # worker's spool ("" all) -> its end, where it did not end well
     early: bool = False  # a worker told its end, and read it after that alone
+    idle: bool = False  # pending for long, and nothing was seen to be read of it
 
 
 K = TypeVar("K")
@@ -619,12 +620,14 @@ class Place:
     """A place to which the workers' connectors wrote, or that their configuration names ("configured").
 
     ``files``, ``size``: what lay there when the run was over, in bytes; of a peer, what was sent.
+    ``engines``: the tags of those whose workers wrote there.
     """
 
     kind: str
     name: str
     files: int = 0
     size: int = 0
+    engines: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

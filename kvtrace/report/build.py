@@ -385,7 +385,7 @@ def request_rows(judged: Iterable[cause_model.JudgedRequest]) -> list[model.Requ
 def _requests(judged: Sequence[cause_model.JudgedRequest]) -> model.RequestRows:
     rows = request_rows(judged[: model.MAX_REQUEST_ROWS])
     found: model.RequestRows = {"total": len(judged), "shown": len(rows), "rows": rows}
-    if unended := sum(not one.request.finished for one in judged):
+    if unended := sum(not one.request.t_end for one in judged):
         found["unended"] = unended
     return found
 

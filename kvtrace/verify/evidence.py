@@ -169,7 +169,7 @@ def _read(directory: Path) -> Evidence:
                 ends,
                 load.proved if load else 0,
                 reasons,
-                one.saved + gone[row], one.chunks, one.preemptions, one.status, one.finished,
+                one.saved + gone[row], one.chunks, one.preemptions, one.status, bool(one.t_end),
                 _by_layer([fact for fact in of_blocks if fact.loaded]),
                 _by_layer([fact for fact in of_blocks if not fact.loaded]),
                 sum(len(fact.places) for fact in of_blocks if fact.loaded),

@@ -9,14 +9,27 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from diagnosed import analyse, graded, ids, not_observed, prompts, ruled_out, said, served, tokens
+from diagnosed import (
+    analyse,
+    graded,
+    ids,
+    not_observed,
+    prompts,
+    ruled_out,
+    said,
+    served,
+    the,
+    tokens,
+    words,
+)
 from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
 
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.case import Case, LostSpan, kept_before, make_case, stored_before
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
-from kvtrace.terms import Grade
+from kvtrace.ledger.loads.asynchronous import ASKED
+from kvtrace.terms import LIMIT, Grade
 from kvtrace.trace.format import Fact
 
 
@@ -517,6 +530,31 @@ def test_saves_in_flight_are_pending_and_finished_ones_saved(tmp_path: Path) -> 
         sim.done(f"req-{i}")
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"saved": 128} and "save-never-finished" in ruled_out(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("named", "seconds", "asked"), [(False, 1, True), (False, 0, False), (True, 1, False)]
+)
+def test_blocks_that_are_kept_for_nothing_are_asked_about(
+    tmp_path: Path, named: bool, seconds: int, asked: bool
+) -> None:
+    """request_finished answered True for what it had no save for, and these blocks were never free."""
+    sim = saving(tmp_path, "run", n=1, tp=1)
+    sim.done("req-1", 0)
+    sim.done("req-1")
+    sim.serve([Prompt("b", 20, digest=9)], Rounding(20 if named else 32).policy())
+    sim.open_save("b")
+    sim.clock(seconds * 10**9)
+    for _ in range(ASKED):
+        sim.step([], tokens=0)
+    diagnosis = analyse(sim)
+    if not asked:
+        assert "in flight" in not_observed(diagnosis)["save-never-finished"]
+        return
+    finding = the(diagnosis, "save-never-finished")
+    assert (finding.severity, finding.requests) == (LIMIT, 1)
+    assert "no metadata names a save of these" in words(finding)
+    assert finding.remedy == ["Where nothing is on its way, request_finished must return False"]
 
 
 def log(sim: Sim, message: str, **more: object) -> None:

@@ -22,7 +22,7 @@ def found(wrote: dict[str, tuple[Way, int]], *rest: RestingFile) -> list[tuple[s
         for at, name in names.items()
     ]
     scan: Any = SimpleNamespace(name="s", names=names, outside=np.array(table, dtype=np.int64))
-    engine: Any = SimpleNamespace(extra={}, workers=[SimpleNamespace(spool="s")])
+    engine: Any = SimpleNamespace(extra={}, tag=1, workers=[SimpleNamespace(spool="s")])
     return [
         (one.kind, one.name, one.files, one.size) for one in places([scan], [engine], RestFile(files=rest))
     ]

@@ -35,7 +35,7 @@ def request(number: int) -> causes.JudgedRequest:
     one = ledger.RunRequest(
         id=f"r{number}", client="", engine=np.int64(1), prompt=np.int64(100), computed=104, output=5,
         local=0, external=-32, offered=-1, chunks=1, chunk_tokens=(100,), first_step=(1 << 32) | 7,
-        last_step=(1 << 32) | 9, block=32, status="FINISHED_STOPPED", finished=True, digest=1, prefix=1,
+        last_step=(1 << 32) | 9, block=32, status="FINISHED_STOPPED", t_end=9, digest=1, prefix=1,
         preemptions=0, looked_up=False, t_first=1, chunk_step=(1 << 32) | 7, saved=800, unsaved=32,
         diverged=False, preempt_step=0, arrived=100, grown_step=0,
     )  # fmt: skip

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import permutations
+from typing import TYPE_CHECKING, NamedTuple
 
-from kvtrace.causes.case import MAX_EVENTS, Case
+from kvtrace.causes.case import MAX_EVENTS, Case, CaseRequest, kept_end
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
 from kvtrace.ledger.loads.seen import ELSEWHERE
 from kvtrace.ledger.whole import of_load
+from kvtrace.terms import Grade
 from kvtrace.words import count, listed, plural
 
 if TYPE_CHECKING:
@@ -40,11 +45,91 @@ def missed_elsewhere(case: Case) -> list[LoadOf]:
     ]
 
 
+class KeptBefore(NamedTuple):
+    """A lookup that found nothing, and the request that was over by then of which ``tokens`` of the same ones
+    had been kept, the most of any. ``place``: to which its engine writes, and another one that asks."""
+
+    row: LoadOf
+    by: CaseRequest
+    tokens: int
+    place: str = ""
+
+
+def kept_by_then(case: Case, row: LoadOf) -> KeptBefore | None:
+    """Of the same engine; None where nothing was kept behind what the GPU had."""
+    return _most_kept(case, row, {row.engine: ""}, Grade.DECLARED)
+
+
+def stored_elsewhere(case: Case) -> list[KeptBefore]:
+    """Of :func:`missed_elsewhere` those that another engine had stored, at a place to which both write."""
+    near = _writes_to_same(case)
+    asked = (row for row in missed_elsewhere(case) if row.engine in near)
+    known = (_most_kept(case, row, near[row.engine], Grade.WRITTEN) for row in asked)
+    return [one for one in known if one is not None]
+
+
+def _most_kept(case: Case, row: LoadOf, engines: Mapping[int, str], least: Grade) -> KeptBefore | None:
+    over = case.once(("over", least), partial(_over, case, least))
+    known = []
+    for digest, alike in case.run.in_common.get(row.request, ()):
+        for engine, place in engines.items():
+            times, most = over.get((engine, digest), ((), ()))
+            if before := bisect_left(times, row.t):
+                by = most[before - 1]
+                known.append(KeptBefore(row, by, findable(case, row, min(alike, kept_end(by))), place))
+    best = max(known, key=lambda one: one.tokens, default=None)
+    return best if best is not None and best.tokens > row.local else None
+
+
+def _over(case: Case, least: Grade) -> dict[tuple[int, int], tuple[Sequence[int], Sequence[CaseRequest]]]:
+    """(engine, digest of a beginning) -> when requests with that beginning of which something was kept, at
+    this grade or better, were over, in order, and the one of which most was by then. Not those that are saved
+    asynchronously: their save may end later."""
+    later = {entry.request for entry in case.run.entries if entry.asynchronous}
+    found: dict[tuple[int, int], list[tuple[int, CaseRequest]]] = defaultdict(list)
+    for at, beginnings in case.run.in_common.items():
+        request, end = case.requests[at], case.run.requests[at].t_end
+        kept = request.saved and (request.grade or Grade.DECLARED) >= least
+        if end and kept and not request.handed_over and at not in later:
+            for digest, _ in beginnings:
+                found[request.engine, digest].append((end, request))
+    return {key: _running_most(ends) for key, ends in found.items()}
+
+
+def _running_most(ends: list[tuple[int, CaseRequest]]) -> tuple[Sequence[int], Sequence[CaseRequest]]:
+    ends.sort(key=lambda end: end[0])
+    most: list[CaseRequest] = []
+    for _, one in ends:
+        most.append(max([*most[-1:], one], key=kept_end))
+    return [t for t, _ in ends], most
+
+
+def _writes_to_same(case: Case) -> dict[int, dict[int, str]]:
+    """Engine -> other engines that write to a place to which it writes, and which that is."""
+    found: dict[int, dict[int, str]] = defaultdict(dict)
+    for place in case.run.places:
+        for one, other in permutations(place.engines, 2):
+            found[one].setdefault(other, place.name)
+    return found
+
+
 NOT_COMPARED = (
     "{lookups} found nothing of a prompt that begins like an earlier one of another engine: whether these "
     "engines share a store, and its keys, is not compared (vLLM's own keys may differ by engine where "
     "PYTHONHASHSEED is not set)"
 )
+
+
+def findable(case: Case, row: LoadOf, tokens: int) -> int:
+    """How many of a prompt's first tokens a lookup can find: whole units, or blocks, and never all of it."""
+    _, size = whole_size(case, row)
+    return min(tokens, row.prompt - 1) // size * size
+
+
+def whole_size(case: Case, row: LoadOf) -> tuple[str, int]:
+    """What lookups find in whole, and how many tokens it has: a unit; a block, where no unit is known."""
+    unit = case.units.get(row.engine)
+    return ("unit", unit.value) if unit else ("block", max(1, case.engines[row.engine].block_size))
 
 
 def affected(case: Case, cause: Cause) -> list[LoadOf]:

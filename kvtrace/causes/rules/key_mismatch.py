@@ -29,7 +29,8 @@ CAUSE = Cause(
         "request with the same tokens is looked up and gets the answer 0. "
         "Or no lookup of the run finds anything, though prompts were saved and left the process, or are not "
         "stored again. A choice to confirm where the connector was seen to remove or empty files that it "
-        "wrote, or where it does find other prompts that it saved."
+        "wrote, where it does find other prompts that it saved, or where another engine stored them, at a "
+        "place to which both write."
     ),
     remedy=(
         "See whether the entry is there at the lookup: a store that was emptied, or an index that was never "
@@ -48,6 +49,9 @@ def rule(case: Case) -> Results:
         yield _unfound(case, never)
         return
     if not lost:
+        if others := loads.stored_elsewhere(case):
+            yield _of_other_engines(case, others)
+            return
         if apart := loads.missed_elsewhere(case):
             yield CAUSE.not_observed(loads.NOT_COMPARED.format(lookups=plural(len(apart), "lookup")))
             return
@@ -210,6 +214,50 @@ def _unfound(case: Case, never: list[tuple[LoadOf, CaseRequest, int]]) -> Findin
             "remedy": [_look_at_the_answer(case, found), CAUSE.remedy],
             "headline": "what was saved is never found by a lookup",
         },
+    )
+
+
+_ALIKE_IN_EACH = (
+    "If the store is meant to be shared, or to outlive its engine: make names that each process makes alike "
+    "(hashlib over the tokens; not hash(), which of a text differs by process; no process number, no random "
+    "id), and have an engine that starts read what lies there."
+)
+_BLOCK_HASHES = (
+    "Up to vLLM 0.28, or with a hash other than sha256, set PYTHONHASHSEED where keys build on vLLM's block "
+    "hashes."
+)
+
+
+def _of_other_engines(case: Case, missed: list[loads.KeptBefore]) -> Finding:
+    """A choice to confirm: each engine may be meant to keep to itself."""
+    tokens = sum(one.tokens - one.row.local for one in missed)
+    rows = [one.row for one in missed]
+    lookups = of_all(len(missed), len(loads.missed_elsewhere(case)), "lookup")
+    stored_again = sum(case.requests[row.request].saved > 0 for row in rows)
+    evidence = [
+        f"both engines write to {one.place}: {one.by.id} had stored {count(one.tokens)} tokens and was over; "
+        f"the lookup of {one.row.id}, which begins alike, answered 0"
+        for one in missed[:1]
+    ]
+    if stored_again:
+        evidence.append(f"{of_all(stored_again, len(missed), 'of these prompts')} stored again")
+    return loads.finding(
+        case,
+        CAUSE,
+        f"{_connectors(case, [(row, '', 0) for row in rows])} does not find what another engine stored at "
+        f"the same place: {lookups} of prompts that begin alike answered 0 ({plural(tokens, 'token')} "
+        "computed again). Is each engine meant to keep to itself?",
+        severity=LIMIT,
+        tokens=float(tokens),
+        requests=len(missed),
+        grade=min((one.by.grade for one in missed if one.by.grade is not None), default=None),
+        evidence=evidence,
+        events=[
+            Event(one.row.id, one.row.step, f"{count(one.tokens)} tokens stored by {one.by.id}; lookup 0")
+            for one in missed[:3]
+        ],
+        remedy=[_ALIKE_IN_EACH, _BLOCK_HASHES],
+        headline="what another engine stored at the same place is not found",
     )
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvtrace.causes.evidence import loads, transfers
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import count, of_all, plural
 
+_PREFIXES = (
+    "A prefix that two prompts share is found only in whole units of the connector, and not at all where it "
+    "keys whole prompts (ExampleConnector)."
+)
 CAUSE = Cause(
     id="lookup-miss",
     severity=NOTE,
@@ -14,13 +20,11 @@ CAUSE = Cause(
     meaning=(
         "Asked, and nothing was there, where a hit could be expected: the prompt begins like an earlier "
         "one of this run, or the engine is a kv_consumer. A new prompt is not a finding. A choice to confirm "
-        "where the prompt had been saved by a request that was over: dropped, or not found."
+        "where the prompt, or its beginning, had been saved by a request that was over: dropped, or not "
+        "found."
     ),
     seen_as="A lookup that was answered with 0, and no earlier save of this run that surely covers it.",
-    remedy=(
-        "See what was saved: what was not saved can't be loaded. A prefix that two prompts share is found "
-        "only in whole units of the connector, and not at all where it keys whole prompts (ExampleConnector)."
-    ),
+    remedy=f"See what was saved: what was not saved can't be loaded. {_PREFIXES}",
     load_ends=(LoadEnd.MISSED,),
 )
 
@@ -37,16 +41,17 @@ def rule(case: Case) -> Results:
     consumers = [] if found else [row for row in missed if _role(case, row) == "kv_consumer"]
     expected = {row.request for row in consumers}
     alike = [row for row in missed if row.shared > row.local and row.request not in expected]
-    due = [row for row in alike if _units(case, row, row.shared) > row.local]
+    due = [row for row in alike if loads.findable(case, row, row.shared) > row.local]
     repeated = due or ([] if consumers else alike)
     if not consumers and not repeated:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
         return
-    within, evidence, unasked = "", _repeated(due), ""
+    before = {row.request: loads.kept_by_then(case, row) for row in due}
+    within, evidence, unasked = "", _repeated(due, before), ""
     if not due and not consumers:
         longest = max(alike, key=lambda row: row.shared)
-        what, size = _whole(case, longest)
+        what, size = loads.whole_size(case, longest)
         within, evidence = f"that had no whole {what} to find", [_WITHIN.format(longest.shared, what, size)]
     if consumers:
         unasked = transfers.not_asked(case, case.engines[consumers[0].engine], [one.id for one in consumers])
@@ -57,13 +62,13 @@ def rule(case: Case) -> Results:
             *evidence,
         ]
     wanting = consumers + repeated
-    common = {row.request: max(row.shared, row.saved_before) for row in repeated}
-    common |= {row.request: _units(case, row, common[row.request]) for row in due}
+    common = {row.request: row.shared for row in repeated}
+    common |= {row.request: loads.findable(case, row, row.shared) for row in due}
     tokens = float(sum(common[row.request] - row.local for row in repeated)) + sum(
         row.prompt - row.local for row in consumers
     )
-    saved = any(_was_over(case, row) for row in repeated)
-    meant = " Some of these had been saved before: are they meant to be dropped?" if saved else ""
+    saved = any(before.values())
+    meant = " Some of these had been saved before: are they meant not to be found?" if saved else ""
     apart = _apart(case, repeated) if saved and not found else []
     yield loads.finding(
         case,
@@ -74,7 +79,11 @@ def rule(case: Case) -> Results:
         tokens=tokens,
         requests=len(wanting),
         evidence=apart + evidence,
-        remedy=[*([transfers.REMEDY] if unasked else []), *([_TWO_PROCESSES] if apart else []), CAUSE.remedy],
+        remedy=[
+            *([transfers.REMEDY] if unasked else []),
+            *([_TWO_PROCESSES] if apart else []),
+            *([_SAVED, _PREFIXES] if saved else [CAUSE.remedy]),
+        ],
         events=loads.events(case, wanting, CAUSE),
         headline="the lookups found nothing in the store",
     )
@@ -89,6 +98,10 @@ _TWO_PROCESSES = (
     "First see that the lookup asks the store that the workers fill: what one process holds in its memory, "
     "or under a name that it makes for itself (of its process number, a random one), the other does not find."
 )
+_SAVED = (
+    "Compare the names under which it stores with those that it looks up: what was dropped, lies under "
+    "another name or is not written yet is not found."
+)
 
 
 def _apart(case: Case, missed: list[LoadOf]) -> list[str]:
@@ -101,24 +114,6 @@ def _apart(case: Case, missed: list[LoadOf]) -> list[str]:
         f"no lookup of this run found anything: {engine.process} asks (process {engine.pid}), "
         f"{saving[0].process} saves (process {saving[0].pid})"
     ]
-
-
-def _was_over(case: Case, row: LoadOf) -> bool:
-    """Whether the request that saved these tokens was over: what is dropped so soon may be meant so."""
-    there = _units(case, row, row.saved_before) > row.local
-    return there and case.requests[row.saved_by_row].last_step < row.step
-
-
-def _units(case: Case, row: LoadOf, tokens: int) -> int:
-    """How many of a prompt's first tokens a lookup can find: whole units, or blocks, and never all of it."""
-    _, size = _whole(case, row)
-    return min(tokens, row.prompt - 1) // size * size
-
-
-def _whole(case: Case, row: LoadOf) -> tuple[str, int]:
-    """What lookups find in whole, and how many tokens it has: a unit; a block, where no unit is known."""
-    unit = case.units.get(row.engine)
-    return ("unit", unit.value) if unit else ("block", max(1, case.engines[row.engine].block_size))
 
 
 def _role(case: Case, row: LoadOf) -> str:
@@ -142,11 +137,11 @@ def _what_was_found(asked: list[LoadOf], missed: list[LoadOf], found: int) -> st
     return text
 
 
-def _repeated(repeated: list[LoadOf]) -> list[str]:
+def _repeated(repeated: list[LoadOf], before: Mapping[int, loads.KeptBefore | None]) -> list[str]:
     """What is known of prompts that begin like an earlier one."""
     evidence = []
-    kept = [row for row in repeated if row.saved_before > row.local]
-    fresh = [row for row in repeated if row.saved_before <= row.local]
+    kept = [one for row in repeated if (one := before[row.request]) is not None]
+    fresh = [row for row in repeated if before[row.request] is None]
     if fresh:
         longest = max(row.shared for row in fresh)
         evidence.append(
@@ -154,8 +149,9 @@ def _repeated(repeated: list[LoadOf]) -> list[str]:
             f"(up to {count(longest)} tokens), and no save that was over by then is known to hold them"
         )
     if kept:
+        most = max(kept, key=lambda one: one.tokens)
         evidence.append(
-            f"{plural(len(kept), 'prompt')} saved by an earlier request of this run, and not found: "
-            "dropped since, not written yet, or under another key"
+            f"{plural(len(kept), 'prompt')} begin{'s' if len(kept) == 1 else ''} like one that had been "
+            f"saved and was over: {most.row.id} in {count(most.tokens)} tokens like {most.by.id}"
         )
     return evidence

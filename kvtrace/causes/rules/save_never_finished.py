@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
+from collections.abc import Sequence
+
+from kvtrace.causes.diagnosis import Finding
+from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
+from kvtrace.ledger.run import AsyncSave
 from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
@@ -14,11 +18,15 @@ CAUSE = Cause(
     seen_as=(
         "request_finished kept the blocks, and no completion of the request: three saves that began later "
         "are done, or 60 s went by, or 5 s after some ranks were done, or, after its copy, longer than any "
-        "save took (twice that where some ended). What the end of the trace cuts off is pending."
+        "save took (twice that where some ended). What the end of the trace cuts off is pending: a choice to "
+        "confirm where no metadata names a save, nothing was read, and ten times as long went by as any save "
+        "took."
     ),
     remedy="Look at get_finished: every rank must report the request, also when its transfer failed.",
     save_ends=(SaveEnd.NOT_FINISHED,),
 )
+
+_NOTHING = "where nothing is on its way, request_finished must return False"
 
 
 def rule(case: Case) -> Results:
@@ -65,13 +73,39 @@ def rule(case: Case) -> Results:
                 "get_finished must name each such request once, on "
                 + (f"rank {listed(map(str, missing))} too" if partly else "every rank")
                 + ", also when its transfer failed",
-                "where nothing is on its way, request_finished must return False",
+                _NOTHING,
             ],
         )
         return
-    if pending:
+    idle = [save for save in pending if save.idle and not case.requests[save.request].stored_end]
+    if idle:
+        yield _idle(case, idle)
+    elif pending:
         yield CAUSE.not_observed(
             f"{plural(len(pending), 'asynchronous save')} still in flight when the trace ends"
         )
     elif saves:
         yield CAUSE.ruled_out(f"{plural(len(saves), 'asynchronous save')} began, and each came back")
+
+
+def _idle(case: Case, saves: Sequence[AsyncSave]) -> Finding:
+    """A choice to confirm: another engine may be about to fetch these blocks."""
+    told = sum(save.end == SaveEnd.SAVED for save in case.run.async_saves)
+    return case.finding(
+        CAUSE,
+        f"request_finished kept the blocks of {plural(len(saves), 'request')} for a save that was not "
+        "seen to begin. Is one on its way?",
+        severity=LIMIT,
+        evidence=[
+            "no metadata names a save of these, nothing of them was read, and no end was reported until the "
+            f"run was over; {plural(told, 'other asynchronous save')} came back",
+            "their blocks stay allocated until then",
+        ],
+        events=[
+            Event(case.requests[save.request].id, case.requests[save.request].last_step, "blocks kept")
+            for save in saves[:3]
+        ],
+        requests=len(saves),
+        remedy=[_NOTHING],
+        headline=f"the blocks of {plural(len(saves), 'request')} were kept for a save that was not seen",
+    )

@@ -16,8 +16,8 @@ CAUSE = Cause(
     meaning="The KV was read, and nothing of it, or much less than was read, came to rest.",
     seen_as=(
         "Files were opened for it and none ever held a byte: a fault, or a choice to confirm where it is not "
-        "known what was read for them. Or the files together got less than "
-        "nine tenths of the bytes that were read: narrower numbers, compression, a part kept in memory, KV "
+        "known what was read for them. Or the files together got less than nine tenths of the bytes that "
+        "were read: narrower numbers, compression, a part kept in memory, places that are used again, KV "
         "that the store had already and a loss look alike from outside, so this is a choice to confirm; "
         "where KV came back as other numbers, kv-altered asks it."
     ),
@@ -65,7 +65,8 @@ def rule(case: Case) -> Results:
         yield case.finding(
             CAUSE,
             f"Fewer bytes came to rest than were read{amount}. Is that meant: narrower numbers, "
-            "compression, a part kept in memory, or KV that the store had already?",
+            "compression, a part kept in memory, places that are used again, or KV that the store had "
+            "already?",
             severity=LIMIT,
             evidence=[sizes.in_words(one) for one in narrower[:3]],
             headline="fewer bytes came to rest than were read",

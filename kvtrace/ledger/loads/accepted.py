@@ -74,7 +74,12 @@ def asked_for(row: int, request: Request, engine: Engine) -> AskedLoad:
         return _without_answer(asked, request, engine)
     local = min(lookup.local, asked.prompt)
     asked = replace(
-        asked, step=lookup.step, answer=lookup.answer, local=local, asynchronous=lookup.asynchronous
+        asked,
+        step=lookup.step,
+        t=lookup.t,
+        answer=lookup.answer,
+        local=local,
+        asynchronous=lookup.asynchronous,
     )
     left = asked.prompt - local
     taken = lookup.accepted

@@ -38,6 +38,7 @@ class AskedLoad:
     looked_up: bool = False
     clamp: str = ""  # why fewer were taken than offered
     not_taken: Mapping[LoadEnd, int] = field(default_factory=dict)  # tokens that no worker was to load
+    t: int = 0  # of the lookup that was answered, 0 without one
 
     @property
     def offered(self) -> int:
@@ -81,7 +82,6 @@ class Before:
 
     saved_before: int = 0  # leading tokens that an earlier request with the same prompt had saved
     saved_by: str = ""  # id of that request
-    saved_by_row: int = -1
     others_between: int = 0  # different prompts saved between that save and this lookup
     alike: int = 0  # leading tokens that an earlier prompt of this run begins with, of its later parts too
     missed: bool = False  # of what it had saved the connector found nothing, for no reason of its own

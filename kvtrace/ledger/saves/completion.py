@@ -26,6 +26,9 @@ AFTER_NS = 2 * 10**8
 hears of it in a later step that asks, and the last bytes may come to rest after what was seen of the copy."""
 PARTLY_NS = 5 * 10**9
 """As long after some ranks were done, the others will not follow."""
+SHORT_NS, _TIMES = 5 * 10**8, 10
+"""So long, and so many times as long as the longest save of its engine took: by then one that is on its way
+has begun to read."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def settle(
         _ended(save, workers.get(save.engine, ()), ends[save.engine], finished[save.engine], untold)
         for save in saves
     ]
-    return [replace(one, early=one.request in early) for one in found]
+    idle = _idle(saves, workers, watched)
+    return [replace(one, early=one.request in early, idle=one.request in idle) for one in found]
 
 
 def _told_early(
@@ -129,6 +133,26 @@ def _untold(
         for row, over in copied.items():
             if all(int((begun > over + patience).sum()) >= ASKED for begun in steps):
                 found.add(row)
+    return found
+
+
+def _idle(
+    saves: Sequence[_Save],
+    workers: Mapping[int, Sequence[Worker]],
+    watched: Mapping[tuple[int, str], Watched],
+) -> set[int]:
+    """Rows of the requests of which nothing was read and no end told, much longer after they began than any
+    save of that engine took; its steps asked again and again since."""
+    found: set[int] = set()
+    for engine, own in grouped(saves, lambda save: save.engine):
+        ranks = [watched[worker.key] for worker in workers.get(engine, ())]
+        longest = max((save.done - save.opened for save in own if save.done), default=0)
+        patience = max(SHORT_NS, _TIMES * longest) if longest else PARTLY_NS
+        for save in own:
+            told = save.done or save.ranks or any(one.slots.reads.get(save.row) for one in ranks)
+            since = [int((one.ran.began_t > save.opened + patience).sum()) for one in ranks]
+            if not told and min(since, default=0) >= ASKED:
+                found.add(save.row)
     return found
 
 
