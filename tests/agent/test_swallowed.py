@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import sys
 import threading
 
@@ -190,6 +191,21 @@ def test_repeats_are_counted_over_the_observed_calls(trace):
     call(make(sometimes), times=6)
     last = trace.facts(Fact.SWALLOWED)[-1]
     assert (last["count"], last["observed_calls"]) == (3, 5)
+
+
+def test_each_exception_of_a_loop_is_counted(trace):
+    """One that is gone leaves its address, and that of its traceback, to the next one."""
+
+    def full(connector):
+        room = queue.Queue(1)
+        for number in range(12):
+            try:
+                room.put_nowait([str(number)] * number)
+            except queue.Full:
+                connector.dropped = number
+
+    call(make(full))
+    assert trace.facts(Fact.SWALLOWED)[-1]["count"] == 11
 
 
 def test_exceptions_of_a_line_in_two_hooks_are_written_for_both(trace):

@@ -70,6 +70,10 @@ class _Entry(NamedTuple):
     top: int
     frame: int
 
+    def passed(self, trace: TracebackType | None) -> bool:
+        """Whether a traceback goes through it: both ids, as another exception may have got one of them."""
+        return (self.top, self.frame) in ((id(one), id(one.tb_frame)) for one in entries(trace))
+
 
 class Raises:
     """The exceptions of one piece of work. ``start`` and ``stop`` in its thread; those who start last stop
@@ -150,7 +154,7 @@ class Raises:
         """What is said of an exception says it of its causes too."""
         for one in with_causes(error):
             known = self._known(one)
-            if known is not None and known.top in map(id, entries(one.__traceback__)):
+            if known is not None and known.passed(one.__traceback__):
                 self._entries.remove(known)
 
     def cost(self) -> int:
@@ -178,7 +182,7 @@ class Raises:
         known = self._known(error)
         if known is None:
             self._goes_on()
-        elif known.top in map(id, entries(trace.tb_next)):
+        elif known.passed(trace.tb_next):
             self._entries.remove(known)  # it has come further; else another one had its id
         if len(self._entries) >= _MAX_KEPT:
             return
