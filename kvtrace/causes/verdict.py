@@ -9,7 +9,7 @@ from kvtrace.causes.evidence import measured
 from kvtrace.causes.outcomes import not_saved
 from kvtrace.causes.pipeline import Prompts, prompt_tokens
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.ledger.contents.compare import WRONG
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.terms import FAULT, NOTE, Grade
 from kvtrace.words import capital, count, percent, plural
 
@@ -73,7 +73,8 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     if few:
         why += _most(case, reasons)
     everywhere = " in every layer on every rank" if partly else ""
-    return _tokens(prompts, why, reused, everywhere, few, wrong=case.run.compared.get(WRONG, 0) > 0)
+    wrong = any(row.ends.get(LoadEnd.WRONG) for row in case.run.load_rows)
+    return _tokens(prompts, why, reused, everywhere, few, wrong)
 
 
 def _most(case: Case, reasons: list[Finding]) -> str:

@@ -154,6 +154,7 @@ class OfferedEntry(NamedTuple):
     start: int  # resolved to a position where possible
     available: int  # positions of the request with KV at the end of that step
     asynchronous: bool
+    implied: bool  # no metadata says how much: measured on the workers
 
 
 class RunError(KvtraceError):

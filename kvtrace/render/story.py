@@ -257,7 +257,7 @@ def _sentence(moment: Moment) -> str:
     if moment.kind == "preempted":
         return f"preempted, with KV for {plural(f['computed'], 'token')}"
     if moment.kind == "transfer-opened":
-        return f"an asynchronous {f['direction']} began: its blocks stay allocated"
+        return f"its blocks are kept for an asynchronous {f['direction']}"
     if moment.kind == "transfer-done":
         end = "failed" if f["failed"] else "finished"
         return f"asynchronous {f['direction']} {end} (reported by a {f['side']})"
@@ -306,7 +306,7 @@ def _entries(entries: Sequence[Entry], story: Story) -> list[str]:
             parts.append(_positions(entry.start, end))
         if entry.asynchronous:
             parts.append("asynchronous")
-        named = "" if entry.declared else "no entry known to be for this request; measured on the workers: "
+        named = "" if entry.declared else "no slots known to be for this request; measured on the workers: "
         found.append(named + ", ".join(parts))
     return found
 

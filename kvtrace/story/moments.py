@@ -84,7 +84,6 @@ class _Gathered:
 
     def __init__(self, began: int, chunks: int) -> None:
         self._began, self._chunks = began, chunks
-        self._declared: set[int] = set()  # steps whose metadata holds a store entry for the request
         self.all: list[Moment] = []
         self.of_steps: dict[int, Moment] = {}
 
@@ -142,7 +141,6 @@ class _Gathered:
                 known.append(entry)
         elif marks & Flag.STORE:
             self._of_step(row.step, row.t)  # its entries come from the ledger, with their positions
-            self._declared.add(row.step)
 
     def _transfer_begun(self, row: rows.TransferBegun) -> None:
         self._add("transfer-opened", row.t, row.step, direction=_direction(row.head))
@@ -158,7 +156,7 @@ class _Gathered:
         """Store entries, with the positions that the ledger gave them."""
         for one in entries:
             if one.step in self.of_steps:
-                entry = (one.slots, one.tokens, one.start, one.asynchronous, one.step in self._declared)
+                entry = (one.slots, one.tokens, one.start, one.asynchronous, not one.implied)
                 self.of_steps[one.step].entries.append(Entry("store", *entry))
 
     def add_trouble(self, spools: Iterable[Source], steps: set[int]) -> None:

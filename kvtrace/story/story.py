@@ -28,7 +28,7 @@ class Pair:
 class Entry:
     """What the connector's metadata declared for this request in one step; -1 where it does not say.
 
-    Not ``declared``: no metadata named it, it is what was measured on the workers in that step.
+    Not ``declared``: no metadata says how much, it is what was measured on the workers in that step.
     """
 
     direction: str  # store | load

@@ -189,7 +189,7 @@ def test_what_was_measured(tmp_path: Path) -> None:
     ]
     assert [(entry.slots, entry.declared) for entry in chunk.entries] == [(64, False)]
     text = page(story, 300)
-    assert "no entry known to be for this request; measured on the workers: a store of 64 slots" in text
+    assert "no slots known to be for this request; measured on the workers: a store of 64 slots" in text
     assert "measured: 64 slots, 2 files, 8.0 KiB" in text
 
 

@@ -214,12 +214,21 @@ _OTHERS = (
 )
 
 
-def remedy(rows: Iterable[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
-    """Of what was not written; where other slots were, that first. ``of_cause``: in place of the cause's."""
+_FROM_ZERO = (
+    "As many tokens did not come as the GPU's own prefix cache had: get_num_new_matched_tokens must answer "
+    "how many are found behind num_computed_tokens, not from the first one on."
+)
+
+
+def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
+    """Of what was not written; where other slots were, or as much is missing as the GPU had, that first.
+    ``of_cause``: in place of the cause's."""
     others = any(
         ELSEWHERE in reason for row in rows for end in cause.load_ends for reason in row.reasons.get(end, ())
     )
-    return [*([_OTHERS] if others else []), *(of_cause or [cause.remedy])]
+    from_zero = all(row.local and tokens(case, [row], cause) == row.local for row in rows)
+    first = [*([_OTHERS] if others else []), *([_FROM_ZERO] if from_zero else [])]
+    return [*first, *(of_cause or [cause.remedy])]
 
 
 def reasons_and_places(rows: list[LoadOf], cause: Cause) -> list[str]:

@@ -64,7 +64,7 @@ def rule(case: Case) -> Results:
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
             evidence=[*loads.reasons_and_places(lost, CAUSE), *_resumed(case)],
             headline=f"{plural(number, 'accepted token')} never written into the layers",
-            remedy=loads.remedy(lost, CAUSE, _where_others_came(case, accepted)),
+            remedy=loads.remedy(case, lost, CAUSE, _where_others_came(case, accepted)),
         )
         return
     if resumed := case.run.lost_resumed:

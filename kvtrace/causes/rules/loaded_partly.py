@@ -37,7 +37,7 @@ def rule(case: Case) -> Results:
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
             evidence=loads.reasons_and_places(lost, CAUSE),
             headline=f"{plural(tokens, 'accepted token')} never written into the layers",
-            remedy=loads.remedy(lost, CAUSE),
+            remedy=loads.remedy(case, lost, CAUSE),
         )
         return
     measured = [row for row in accepted if row.measured and loads.came(case, row)]

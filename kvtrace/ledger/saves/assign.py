@@ -142,7 +142,7 @@ def _entries(requests: Sequence[Request]) -> list[OfferedEntry]:
     return [
         OfferedEntry(
             row, request.engine, entry.step, entry.slots, entry.tokens, entry.start, entry.available,
-            entry.asynchronous,
+            entry.asynchronous, entry.implied,
         )
         for row, request in enumerate(requests)
         for entry in request.entries
