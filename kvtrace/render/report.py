@@ -362,7 +362,7 @@ def _connectors(report: Report) -> Page:
     page: Page = []
     for one in report.get("connectors", []):
         ledger, name = one["ledger"]["saves"], clean(one["name"], 80)
-        reused = f" ({LOCAL_HIT}: or loaded by another)" if ledger["accounts"].get(LOCAL_HIT) else ""
+        reused = f" ({LOCAL_HIT}: or loaded by another)" if ledger["tokens"].get(LOCAL_HIT) else ""
         page += _ledger(f"With {name} alone{reused}", ledger, "every token, each layer and rank")[:1]
         calls = [
             f"{clean(row['hook'], 60)} {count(row['fired'])}/{count(row['eligible'])}"

@@ -181,3 +181,15 @@ def test_states_are_told_where_the_model_has_any() -> None:
     for text in (as_text(report), as_markdown(report), html_page(report)):
         assert "saves: of 10 states 8 not read at the end of the prompt, 2 read by the connector" in text
         assert "loads: of 2 states 2 not written" in text
+
+
+def test_what_another_connector_loaded_is_not_called_the_gpus() -> None:
+    """Of a store that is written to alone local-hit holds what the one beside it loaded."""
+    report = sample()
+    ledger = {**report["ledger"]["saves"], "accounts": {"saved": 8}, "tokens": {"saved": 1, "local-hit": 1}}
+    part: Any = {
+        "name": "Archive", "index": 1, "ledger": {**report["ledger"], "saves": ledger}, "verdict": "",
+        "coverage": [], "findings": [], "ruled_out": [], "not_observed": [],
+    }  # fmt: skip
+    report["connectors"] = [part]
+    assert "With Archive alone (local-hit: or loaded by another)" in as_text(report, 200)
