@@ -77,6 +77,11 @@ class Asked:
         return self.seen.accepted if self.seen is not None else 0
 
     @property
+    def offered_to(self) -> int:
+        """How many leading tokens the lookup says are there, with those that the GPU has."""
+        return self.seen.local + (self.seen.offered or 0) if self.seen is not None else 0
+
+    @property
     def back(self) -> int:
         """Leading tokens that were there without computing."""
         return self.seen.local + self.seen.accepted if self.seen is not None else 0

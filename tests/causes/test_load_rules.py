@@ -15,7 +15,7 @@ from kvtrace.causes.cause import LOADS
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.rules import key_mismatch
 from kvtrace.ledger import read_run
-from kvtrace.terms import LIMIT, NOTE, Grade
+from kvtrace.terms import FAULT, LIMIT, NOTE, Grade
 from kvtrace.trace import rows
 from kvtrace.trace.format import Fact, Flag, Kind, Role, Way, pack_head
 
@@ -204,6 +204,30 @@ def test_what_never_came_is_one_finding_and_no_lost_save(tmp_path: Path) -> None
     assert [(one.verdict, one.tokens.lost) for one in diagnosis.requests] == [("load-not-injected", 0)]
     assert [(stage.into, stage.out) for stage in diagnosis.stages] == [(32, 32)] * 7  # computed here
     assert diagnosis.verdict.startswith("All 32 prompt tokens computed here were ")
+
+
+def test_a_lookup_that_answers_more_than_there_is(tmp_path: Path) -> None:
+    """vLLM asserts that it does not: the engine was gone, and a choice stood first."""
+    sim = Sim(tmp_path, ints={"unit": 32}, prefix_caching=True)
+    sim.serve([Prompt("a", 128, digest=1)], Rounding(32).policy())
+    sim.arrive(Prompt("b", 112, digest=2))
+    sim.lookup("b", 32, 96, None)
+    finding = analyse(sim).findings[0]
+    assert (finding.id, finding.severity, finding.tokens) == ("lookup-clamped", FAULT, 16)
+    assert "b: 96 tokens offered behind 32 that the GPU has, of a prompt of 112" in finding.evidence
+    assert "behind num_computed_tokens" in finding.remedy[0]
+
+
+@pytest.mark.parametrize(("local", "said"), [(64, True), (32, False)])
+def test_as_many_missing_as_the_gpu_had(tmp_path: Path, local: int, said: bool) -> None:
+    sim = Sim(tmp_path, noop=("wait_for_layer_load",), prefix_caching=True)
+    sim.arrive(Prompt("a", 160, digest=1))
+    sim.lookup("a", local, 64, 64)
+    sim.step([Chunk("a", local + 64, 96 - local, first=True)], prompts={"a": 160})
+    sim.effect(0, sim.step_id, None, 0, hook="start_load_kv", flags=LOAD)
+    sim.finish("a", 160)
+    finding = the(analyse(sim), "load-not-injected")
+    assert finding.tokens == 64 and ("behind num_computed_tokens" in finding.remedy[0]) == said
 
 
 # -------------------------------------------------------------- lookup-miss, never-looked-up

@@ -525,6 +525,21 @@ def test_kv_that_is_kept_once_for_two_beginnings_fails() -> None:
     assert {"nobody-else", "comes-back-equal"} <= failures(ByContent())
 
 
+def test_an_answer_from_the_first_token_on_gives_nothing_to_others() -> None:
+    """What the GPU has is counted twice: more than anybody asked, and nobody else's KV."""
+
+    class FromFirst(Connector):
+        def _one(self, request: RequestToMake) -> Reply:
+            reply = super()._one(request)
+            self.amend(request, local=32)
+            return reply
+
+    found = verdicts(everything(FromFirst()))
+    assert "lookups-agree" in failed(found)
+    assert "more tokens than the prompt has" in found["lookups-agree"].says
+    assert found["nobody-else"].answer is Answer.NOT_OBSERVED
+
+
 @pytest.mark.parametrize(("blocks", "answer"), [(66, Answer.FAILED), (0, Answer.NOT_OBSERVED)])
 def test_a_copy_behind_the_next_request_fails(blocks: int, answer: Answer) -> None:
     """Where that one has all blocks, and nowhere else. Of a cache whose size is not known nothing is said."""

@@ -214,10 +214,11 @@ _OTHERS = (
 )
 
 
-_FROM_ZERO = (
-    "As many tokens did not come as the GPU's own prefix cache had: get_num_new_matched_tokens must answer "
-    "how many are found behind num_computed_tokens, not from the first one on."
+FROM_ZERO = (
+    "get_num_new_matched_tokens must answer how many tokens are found behind num_computed_tokens, not from "
+    "the first one on"
 )
+_AS_MANY = f"As many tokens did not come as the GPU's own prefix cache had: {FROM_ZERO}."
 
 
 def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
@@ -227,7 +228,7 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
         ELSEWHERE in reason for row in rows for end in cause.load_ends for reason in row.reasons.get(end, ())
     )
     from_zero = all(row.local and tokens(case, [row], cause) == row.local for row in rows)
-    first = [*([_OTHERS] if others else []), *([_FROM_ZERO] if from_zero else [])]
+    first = [*([_OTHERS] if others else []), *([_AS_MANY] if from_zero else [])]
     return [*first, *(of_cause or [cause.remedy])]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rule import FAULT, LIMIT, LOADS, NOTE, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import (
     FROM_ANOTHER,
     FULL_HIT,
@@ -15,7 +16,8 @@ from kvtrace.ledger.loads.outcome import (
     SUB_BLOCK,
     LoadOf,
 )
-from kvtrace.words import count, plural
+from kvtrace.terms import Grade
+from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
     id="lookup-clamped",
@@ -25,7 +27,10 @@ CAUSE = Cause(
         "The connector offered N tokens, and the scheduler took fewer (prompt_logprobs, full hit less one, "
         "block rounding, no free blocks)."
     ),
-    seen_as="Lookup N, allocation M < N.",
+    seen_as=(
+        "Lookup N, allocation M < N. A fault where N is more than the prompt has behind the GPU's own prefix "
+        "cache: the scheduler asserts that it is not (vllm/v1/core/sched/scheduler.py, 0.32.0)."
+    ),
     remedy="Depends on the reason, which the finding names where the trace shows it.",
     load_ends=(LoadEnd.CLAMPED,),
 )
@@ -50,8 +55,13 @@ _REMEDY = {
     "fewer sequences at once (--max-num-seqs), which lowers throughput.",
 }
 
+_NO_MORE = "answer no more tokens than the prompt has"
+
 
 def rule(case: Case) -> Results:
+    if beyond := [row for row in case.run.load_rows if row.local + (row.answer or 0) > row.prompt]:
+        yield _beyond(case, beyond)
+        return
     clamped = loads.affected(case, CAUSE)
     if not clamped:
         offered = [row for row in case.run.load_rows if row.offered]
@@ -90,4 +100,30 @@ def rule(case: Case) -> Results:
         or ["Compare the lookup and update_state_after_alloc of these requests (kvtrace why)."],
         headline=f"{plural(tokens, 'offered token')} not taken by the scheduler",
         severity=NOTE if harmless else CAUSE.severity,
+    )
+
+
+def _beyond(case: Case, rows: list[LoadOf]) -> Finding:
+    """Answers of more tokens than there are to load."""
+    first = rows[0]
+    excess = sum(row.local + (row.answer or 0) - row.prompt for row in rows)
+    return loads.finding(
+        case,
+        CAUSE,
+        f"{of_all(len(rows), len(case.run.load_rows), 'lookup')} answered more tokens than the prompt has.",
+        severity=FAULT,
+        tokens=float(excess),
+        requests=len(rows),
+        grade=Grade.READ,
+        evidence=[
+            f"{first.id}: {count(first.answer or 0)} tokens offered behind {count(first.local)} that the GPU "
+            f"has, of a prompt of {count(first.prompt)}",
+            "vLLM's scheduler asserts that this is never so: the engine ends there",
+        ],
+        events=[
+            Event(row.id, row.step, f"{count(row.answer or 0)} offered, {count(row.local)} local")
+            for row in rows[:3]
+        ],
+        remedy=[loads.FROM_ZERO if first.local else _NO_MORE],
+        headline="a lookup answers more tokens than the prompt has",
     )

@@ -20,21 +20,25 @@ def _beyond(asked: list[Asked], block: int) -> list[Asked]:
     return [
         one
         for one in asked
-        if one.seen is not None and one.seen.offered is not None and one.seen.offered > 0
-        if one.seen.local + one.seen.offered > one.known + (block - 1 if one.prompt.image else 0)
+        if one.seen is not None and one.seen.offered
+        if one.offered_to > one.known + (block - 1 if one.prompt.image else 0)
     ]
+
+
+def _from_first(one: Asked) -> bool:
+    """Whether an offer may as well count from the prompt's first token, which is no other prompt's KV."""
+    return one.seen is not None and one.seen.local > 0 and (one.seen.offered or 0) <= one.known
 
 
 def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
     looked = [one for one in asked if one.seen is not None and one.seen.offered is not None]
-    bad = _beyond(looked, what.facts.block)
-    if bad:
+    more = _beyond(looked, what.facts.block)
+    if bad := [one for one in more if not _from_first(one)]:
         first = bad[0]
-        offered = first.seen.local + (first.seen.offered or 0) if first.seen else 0
         return judging.failed_for(
             bad,
-            f"{plural(len(bad), 'request')} got what {who} never asked for: {count(offered)} tokens of "
-            f"{first.id} were offered, {count(first.known)} were asked so",
+            f"{plural(len(bad), 'request')} got what {who} never asked for: {count(first.offered_to)} tokens "
+            f"of {first.id} were offered, {count(first.known)} were asked so",
         )
     another = [(one, line) for one in asked for line in _of_another(one)]
     if another:
@@ -57,6 +61,9 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
         return judging.nothing(what) or not_observed("nothing was loaded")
     if what.evidence.pair and not any(one.seen and one.seen.proved for one in looked):
         return not_observed("what the second server loaded could not be compared")
+    if more:
+        says = f"{plural(len(more), 'lookup')} may count from the first token, where the GPU has some already"
+        return not_observed(says)
     return proved(f"{plural(len(looked), 'lookup')} offered nothing but what the same prefix had saved")
 
 

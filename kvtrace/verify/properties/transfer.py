@@ -98,6 +98,15 @@ def _equal(own: list[Asked], what: Observed) -> Verdict:
 
 
 def _lookups(own: list[Asked], what: Observed) -> Verdict:
+    beyond = [one for one in what.plain if one.seen and one.seen.offered and one.offered_to > one.seen.prompt]
+    if beyond:
+        first = beyond[0]
+        return judging.failed_for(
+            beyond,
+            f"{plural(len(beyond), 'lookup')} offered more tokens than the prompt has: with what the GPU had "
+            f"{count(first.offered_to)} of {first.id}, which has {count(len(first.tokens))}; vLLM asserts "
+            "that this is never so",
+        )
     cannot = judging.nothing(what)
     if cannot is not None:
         return cannot
