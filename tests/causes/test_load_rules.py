@@ -63,13 +63,14 @@ def test_keys_of_several_engines_are_not_said_to_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize("same_place", [True, False])
 def test_another_engine_stored_it_at_the_same_place(tmp_path: Path, same_place: bool) -> None:
     """Keys of Python's hash() differ by process: a restarted engine finds nothing of what lies there."""
-    sims = [Sim(tmp_path, layers=1, tag=tag, pid=100 * tag, ints={"unit": 32}) for tag in (1, 2)]
+    sims = [Sim(tmp_path, layers=1, tag=tag, pid=100 * tag, ints={"unit": 32}, kv_blocks=8) for tag in (1, 2)]
     for at, sim in enumerate(sims):
         sim.clock(at * SECOND)
         sim.arrive(Prompt(f"r{at}", 130, digest=4))
         sim.lookup(f"r{at}", 0, 0, 0)
         chunk, entry = Chunk(f"r{at}", 0, 130, first=True), Entry(f"r{at}", 128, 130, 0)
         step = sim.step([chunk], [entry], prompts={f"r{at}": 130})
+        sim.stored(f"r{at}", 0, 128, 0)
         sim.finish(f"r{at}", 130)
         target = sim.workers[0].name(f"/srv/{0 if same_place else at}/{at}.bin")
         head = pack_head(Kind.OUTSIDE, Role.WORKER, Way.FILE, sim.tag * 10 + 1)
@@ -213,7 +214,7 @@ def test_a_lookup_that_answers_more_than_there_is(tmp_path: Path) -> None:
     sim.arrive(Prompt("b", 112, digest=2))
     sim.lookup("b", 32, 96, None)
     finding = analyse(sim).findings[0]
-    assert (finding.id, finding.severity, finding.tokens) == ("lookup-clamped", FAULT, 16)
+    assert (finding.id, finding.severity, finding.requests) == ("lookup-clamped", FAULT, 1)
     assert "b: 96 tokens offered behind 32 that the GPU has, of a prompt of 112" in finding.evidence
     assert "behind num_computed_tokens" in finding.remedy[0]
 

@@ -46,7 +46,7 @@ def missed_elsewhere(case: Case) -> list[LoadOf]:
 
 
 class KeptBefore(NamedTuple):
-    """A lookup that found nothing, and the request that was over by then of which ``tokens`` of the same ones
+    """A lookup that found less, and the request that was over by then of which ``tokens`` of the same ones
     had been kept, the most of any. ``place``: to which its engine writes, and another one that asks."""
 
     row: LoadOf
@@ -56,7 +56,7 @@ class KeptBefore(NamedTuple):
 
 
 def kept_by_then(case: Case, row: LoadOf) -> KeptBefore | None:
-    """Of the same engine; None where nothing was kept behind what the GPU had."""
+    """Of the same engine; None where no more was kept than what the GPU had and the lookup found."""
     return _most_kept(case, row, {row.engine: ""}, Grade.DECLARED)
 
 
@@ -76,9 +76,9 @@ def _most_kept(case: Case, row: LoadOf, engines: Mapping[int, str], least: Grade
             times, most = over.get((engine, digest), ((), ()))
             if before := bisect_left(times, row.t):
                 by = most[before - 1]
-                known.append(KeptBefore(row, by, findable(case, row, min(alike, kept_end(by))), place))
+                known.append(KeptBefore(row, by, findable(case, row, min(alike, _known_kept(by))), place))
     best = max(known, key=lambda one: one.tokens, default=None)
-    return best if best is not None and best.tokens > row.local else None
+    return best if best is not None and best.tokens > row.local + row.offered else None
 
 
 def _over(case: Case, least: Grade) -> dict[tuple[int, int], tuple[Sequence[int], Sequence[CaseRequest]]]:
@@ -96,11 +96,17 @@ def _over(case: Case, least: Grade) -> dict[tuple[int, int], tuple[Sequence[int]
     return {key: _running_most(ends) for key, ends in found.items()}
 
 
+def _known_kept(request: CaseRequest) -> int:
+    """How many of its first tokens were kept: by the metadata only where nothing was seen of it."""
+    seen = request.taken is not None
+    return kept_end(request) if seen or (request.grade or Grade.DECLARED) == Grade.DECLARED else 0
+
+
 def _running_most(ends: list[tuple[int, CaseRequest]]) -> tuple[Sequence[int], Sequence[CaseRequest]]:
     ends.sort(key=lambda end: end[0])
     most: list[CaseRequest] = []
     for _, one in ends:
-        most.append(max([*most[-1:], one], key=kept_end))
+        most.append(max([*most[-1:], one], key=_known_kept))
     return [t for t, _ in ends], most
 
 
@@ -120,13 +126,13 @@ NOT_COMPARED = (
 )
 
 
-def findable(case: Case, row: LoadOf, tokens: int) -> int:
+def findable(case: Case, row: LoadOf | CaseRequest, tokens: int) -> int:
     """How many of a prompt's first tokens a lookup can find: whole units, or blocks, and never all of it."""
     _, size = whole_size(case, row)
     return min(tokens, row.prompt - 1) // size * size
 
 
-def whole_size(case: Case, row: LoadOf) -> tuple[str, int]:
+def whole_size(case: Case, row: LoadOf | CaseRequest) -> tuple[str, int]:
     """What lookups find in whole, and how many tokens it has: a unit; a block, where no unit is known."""
     unit = case.units.get(row.engine)
     return ("unit", unit.value) if unit else ("block", max(1, case.engines[row.engine].block_size))

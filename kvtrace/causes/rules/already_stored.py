@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from kvtrace.causes.case import CaseRequest, kept_before, stored_before
-from kvtrace.causes.evidence.loads import missed_elsewhere
+from kvtrace.causes.evidence.loads import findable, missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
@@ -116,7 +116,8 @@ def rule(case: Case) -> Results:
     if hits:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
     whole = [r for r in rows if not r.external and not r.entries]
-    title, headline = _words(whole, hits, bool(unsure))
+    less = [r for r in rows if r.offered > 0 and _could_be_found(case, r)]
+    title, headline = _words(whole, less, hits, bool(unsure))
     of = (
         of_all(len(unsure), len(rows), "request")
         if 0 < len(unsure) < len(rows)
@@ -129,9 +130,11 @@ def rule(case: Case) -> Results:
         events=case.events(CAUSE, "computed again, no store"),
         headline=headline,
     )
-    behind = hits == len(rows) and not whole
+    behind = hits == len(rows) and not whole and not less
     if behind:
         found.remedy = [_REMEDY_BEHIND]
+    elif less:
+        found.remedy = [_REMEDY_LESS]
     elif not hits and not whole:  # some tokens of a prompt, and the connector never says that it has them
         found.remedy = [_REMEDY_NOT_SAID]
     if unsure:
@@ -143,6 +146,10 @@ def rule(case: Case) -> Results:
 
 
 _REMEDY_BEHIND = "Nothing to do: of what is found a prompt's last token at least is computed, in whole units."
+_REMEDY_LESS = (
+    "Look at what get_num_new_matched_tokens counts of such a prompt: it offers less than was stored, and "
+    "what it leaves out is computed again."
+)
 _REMEDY_NOT_SAID = (
     "If they are not meant to be left out, see by which rule they are: the connector may know them by their "
     "content, or store some positions of a prompt alone."
@@ -164,15 +171,28 @@ def _seen(case: Case, request: CaseRequest) -> Grade:
     return Grade.READ if read >= stored_before(case, request) else Grade.DECLARED
 
 
-def _words(whole: Sequence[CaseRequest], hits: int, unsure: bool) -> tuple[str, str]:
-    """Title and headline. whole: the requests of which nothing was loaded or offered; hits: how many were
-    found; unsure: of some the earlier save is not known to be at rest."""
+def _could_be_found(case: Case, request: CaseRequest) -> bool:
+    """Whether a lookup could have found some of these tokens that it did not: not a prompt's last one, and
+    whole units alone."""
+    beyond = [(request.local + request.offered, findable(case, request, request.prompt))]
+    held = union((start, end) for start, end, _ in case.assigned[CAUSE.id].at[request.row])
+    return bool(intersect(held, beyond))
+
+
+def _words(
+    whole: Sequence[CaseRequest], less: Sequence[CaseRequest], hits: int, unsure: bool
+) -> tuple[str, str]:
+    """Title and headline. whole: the requests of which nothing was loaded or offered; less: those that the
+    lookup found in part; hits: how many were found; unsure: of some the earlier save is not known to be at
+    rest."""
     if unsure:
         headline = "prompts were not stored again after an earlier save of the same tokens"
         return "Not stored again after a save of these tokens: it was not seen that it came to rest", headline
     title = "The connector holds these tokens already and does not store them again"
     if whole:
         return title, "prompts that the connector holds already were computed again"
+    if less:
+        return f"{title}, and the lookup offers less than that", "the lookup offers less than the store holds"
     if not hits:
         headline = "tokens that an earlier request stored are not stored again"
         return capital(headline), headline

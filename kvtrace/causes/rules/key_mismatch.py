@@ -55,7 +55,7 @@ def rule(case: Case) -> Results:
         if apart := loads.missed_elsewhere(case):
             yield CAUSE.not_observed(loads.NOT_COMPARED.format(lookups=plural(len(apart), "lookup")))
             return
-        if hits and len(hits) == len(repeated):
+        if hits and all(_found_whole(case, row) for row in repeated):
             whose = of_all(len(hits), len(repeated), "prompt")
             yield CAUSE.ruled_out(f"{whose} that this run had saved before, found again by the lookup")
         return
@@ -87,6 +87,10 @@ def rule(case: Case) -> Results:
         },
         declines=bool(hits) and not one_more,
     )
+
+
+def _found_whole(case: Case, row: LoadOf) -> bool:
+    return row.local + row.offered >= loads.findable(case, row, row.saved_before)
 
 
 def _finding(

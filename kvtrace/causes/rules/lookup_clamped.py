@@ -106,13 +106,11 @@ def rule(case: Case) -> Results:
 def _beyond(case: Case, rows: list[LoadOf]) -> Finding:
     """Answers of more tokens than there are to load."""
     first = rows[0]
-    excess = sum(row.local + (row.answer or 0) - row.prompt for row in rows)
     return loads.finding(
         case,
         CAUSE,
         f"{of_all(len(rows), len(case.run.load_rows), 'lookup')} answered more tokens than the prompt has.",
         severity=FAULT,
-        tokens=float(excess),
         requests=len(rows),
         grade=Grade.READ,
         evidence=[

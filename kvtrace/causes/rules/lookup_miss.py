@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import loads, transfers
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
@@ -43,6 +44,9 @@ def rule(case: Case) -> Results:
     alike = [row for row in missed if row.shared > row.local and row.request not in expected]
     due = [row for row in alike if loads.findable(case, row, row.shared) > row.local]
     repeated = due or ([] if consumers else alike)
+    if not consumers and not repeated and (less := _less(case, asked)):
+        yield _found_less(case, asked, less)
+        return
     if not consumers and not repeated:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
@@ -89,6 +93,37 @@ def rule(case: Case) -> Results:
     )
 
 
+def _less(case: Case, asked: list[LoadOf]) -> list[loads.KeptBefore]:
+    """Lookups that found a part of what had been kept of their tokens."""
+    known = (loads.kept_by_then(case, row) for row in asked if (row.answer or 0) > 0)
+    return [one for one in known if one is not None]
+
+
+def _found_less(case: Case, asked: list[LoadOf], less: list[loads.KeptBefore]) -> Finding:
+    tokens = sum(one.tokens - one.row.local - one.row.offered for one in less)
+    rows, first = [one.row for one in less], less[0]
+    return loads.finding(
+        case,
+        CAUSE,
+        f"Less was found than had been saved by {of_all(len(less), len(asked), 'lookup')} "
+        f"({plural(tokens, 'token')}). Is that meant?",
+        severity=LIMIT,
+        tokens=float(tokens),
+        requests=len(less),
+        evidence=[
+            f"{first.row.id}: {plural(first.row.offered, 'token')} offered behind {count(first.row.local)} "
+            f"that the GPU has, of {count(first.tokens)} that had been saved for {first.by.id}"
+        ],
+        remedy=[_LESS],
+        events=loads.events(case, rows, CAUSE),
+        headline="the lookups found less than had been saved",
+    )
+
+
+_LESS = (
+    "See where get_num_new_matched_tokens ends: at the first unit that is not found, at a limit, or too "
+    "early; what it leaves out is computed again."
+)
 _WITHIN = (
     "up to {} tokens are alike: behind those that the GPU has, and before a prompt's last token, they hold "
     "no whole {} of {} tokens"

@@ -167,6 +167,6 @@ PROPERTIES = (
     Property("shared-prefix", "Prompts that begin alike", _of_others, _shared),
     Property("extended", "Prompts that grow", _of_others, _extended),
     Property("blocks-reused", "Prompts whose blocks another request gets at once", _reused, _reuse),
-    Property("preempted", "Requests whose blocks are taken back and computed anew", _preempted, _preempt),
+    Property("preempted", "Requests whose blocks are taken back while they generate", _preempted, _preempt),
     Property("aborted", "Requests whose client leaves", _aborted, _abort),
 )
