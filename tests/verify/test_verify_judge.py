@@ -492,11 +492,14 @@ def test_how_much_a_request_is_given_at_most_is_a_choice() -> None:
 
     found = verdicts(everything(AtMost()))
     assert not failed(found)
-    assert found["whole-units"].says.endswith("that was taken came back, up to a limit")
+    assert found["whole-units"].says.endswith("that was taken came back, up to 192 tokens of each")
     assert (
         "it gave a request 192 tokens at most: is that meant? (--all-units)" in found["whole-units"].evidence
     )
     assert {"whole-units", "chunked"} <= failures(AtMost(), all_units=True)
+    AtMost.most = AtMost.unit  # a lookup that goes no further than its first unit looks the same
+    first = verdicts(everything(AtMost()))["whole-units"]
+    assert first.answer is Answer.NOT_OBSERVED and "gave a request 32 tokens at most" in first.says
     AtMost.most = FACTS.budget  # what later steps saved is not found: no choice
     assert {"whole-units", "chunked"} <= failures(AtMost())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.evidence import bad_saves
@@ -63,9 +63,11 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
         says = f"of {plural(len(open_loads), 'asynchronous load')} {len(early)} were told to be over early"
         return judging.failed_for(early, says)
     if saves := bad_saves(run):
+        pending = sum(save.end == SaveEnd.PENDING for save in run.async_saves)
         says = f"of {plural(len(run.async_saves), 'asynchronous save')} {len(saves)} were "
+        more = f"; of {pending} more no end was seen" if pending else ""
         return failed(
-            says + ", ".join(sorted({end for _, end in saves})),
+            says + ", ".join(sorted({end for _, end in saves})) + more,
             requests=[ident for ident, _ in saves][: judging.MOST_NAMED],
         )
     return proved(

@@ -41,9 +41,12 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
     other = ", not all of it as it was" if judging.loaded_wrong(loads, what) else ""
     asks = f"of {plural(less, 'prompt')} it took less than all whole units: is that meant? (--all-units)"
     limit = f"it gave a request {what.limit} tokens at most: is that meant? (--all-units)"
+    if what.limit == what.unit:  # whether it can give back more than a first unit is what is asked here
+        return not_observed(f"of what it took {limit}")
+    most = f", up to {what.limit} tokens of each" if what.limit else ""
     return proved(
         f"of {plural(len(taken), 'repeated prompt')} every whole unit of {what.unit} tokens that was taken "
-        f"came back{', up to a limit' if what.limit else ''}{other}",
+        f"came back{most}{other}",
         evidence=[*([asks] if less else []), *([limit] if what.limit else [])],
         numbers={"unit": what.unit, "prompts": len(taken)},
     )
