@@ -469,6 +469,7 @@ class AsyncSave:
     unfinished: Mapping[str, SaveEnd]  # worker's spool ("" all) -> its end, where it did not end well
     early: bool = False  # a worker told its end, and read it after that alone
     idle: bool = False  # pending for long, and nothing was seen to be read of it
+    told: int = 0  # when its end was, 0 never
 
 
 K = TypeVar("K")

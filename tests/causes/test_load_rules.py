@@ -231,6 +231,34 @@ def test_as_many_missing_as_the_gpu_had(tmp_path: Path, local: int, said: bool) 
     assert finding.tokens == 64 and ("behind num_computed_tokens" in finding.remedy[0]) == said
 
 
+@pytest.mark.parametrize(("offered", "asked"), [(32, True), (128, False)])
+def test_a_lookup_that_finds_less_than_was_saved(tmp_path: Path, offered: int, asked: bool) -> None:
+    """What it left out was called what a hit leaves to compute, with nothing to do."""
+    sim = Sim(tmp_path, ints={"unit": 32}, kv_blocks=16)
+    for name, answer, saved in (("a", 0, 128), ("b", offered, 0)):
+        sim.arrive(Prompt(name, 130, digest=4))
+        sim.lookup(name, 0, answer, answer)
+        entries = [Entry(name, saved, 130, 0)] if saved else []
+        sim.step([Chunk(name, answer, 130 - answer, first=True)], entries, prompts={name: 130})
+        for layer in range(sim.layers) if saved else ():
+            sim.stored(name, 0, saved, layer)
+        sim.finish(name, 130)
+    sim.write()
+    run = read_run(tmp_path)
+    found = diagnose(replace(run, base=graded(run.base, Grade.WRITTEN)))
+    if not asked:
+        assert "found again by the lookup" in ruled_out(found)["key-mismatch"]
+        assert not {"lookup-miss", "already-stored"} & {one.id for one in found.findings}
+        return
+    finding, again = the(found, "lookup-miss"), the(found, "already-stored")
+    assert (finding.severity, finding.tokens, finding.requests) == (LIMIT, 96, 1)
+    assert "b: 32 tokens offered behind 0 that the GPU has, of 128 that had been saved for a" in words(
+        finding
+    )
+    assert again.tokens == 96 and again.title.endswith("and the lookup offers less than that (1 request).")
+    assert "key-mismatch" not in ruled_out(found)
+
+
 # -------------------------------------------------------------- lookup-miss, never-looked-up
 
 

@@ -83,14 +83,16 @@ def _most_kept(case: Case, row: LoadOf, engines: Mapping[int, str], least: Grade
 
 def _over(case: Case, least: Grade) -> dict[tuple[int, int], tuple[Sequence[int], Sequence[CaseRequest]]]:
     """(engine, digest of a beginning) -> when requests with that beginning of which something was kept, at
-    this grade or better, were over, in order, and the one of which most was by then. Not those that are saved
-    asynchronously: their save may end later."""
-    later = {entry.request for entry in case.run.entries if entry.asynchronous}
+    this grade or better, were over, and their asynchronous saves told to be, in order; and the one of which
+    most was by then."""
+    told = {save.request: save.told for save in case.run.async_saves}
+    later = {entry.request for entry in case.run.entries if entry.asynchronous} - told.keys()
     found: dict[tuple[int, int], list[tuple[int, CaseRequest]]] = defaultdict(list)
     for at, beginnings in case.run.in_common.items():
         request, end = case.requests[at], case.run.requests[at].t_end
-        kept = request.saved and (request.grade or Grade.DECLARED) >= least
-        if end and kept and not request.handed_over and at not in later:
+        kept = request.saved and (request.grade or Grade.DECLARED) >= least and at not in later
+        if end and kept and (at not in told or told[at]):
+            end = max(end, told.get(at, 0))
             for digest, _ in beginnings:
                 found[request.engine, digest].append((end, request))
     return {key: _running_most(ends) for key, ends in found.items()}

@@ -181,7 +181,8 @@ def _ended(
     if save.done or save.failed:
         end = SaveEnd.FAILED if save.failed else SaveEnd.SAVED
         failed = dict.fromkeys(save.failed, SaveEnd.FAILED)
-        return AsyncSave(save.row, end, reported, () if save.done else missing, failed)
+        told = max(save.done, *ranks.values(), 0)
+        return AsyncSave(save.row, end, reported, () if save.done else missing, failed, told=told)
     overdue = sum(opened > save.opened for opened in finished) >= OVERTAKEN
     overdue = overdue or now - save.opened >= LONG_NS or save.row in untold
     overdue = overdue or (bool(ranks) and now - max(ranks.values()) >= PARTLY_NS)

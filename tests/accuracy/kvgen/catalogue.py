@@ -165,6 +165,7 @@ _SIGNS = {
     "load-repeats-block": ("returns-equal outputs", "cache"),
     "load-wrong-layer": ("returns-equal outputs", "cache"),
     "overclaims": ("lookups-agree returns-equal", "cache"),
+    "finds-one-unit": ("", "cache"),  # how much a request is given at most may be meant
     "receive-never-told": ("finishes-told transfer", "cache"),
 }
 
@@ -470,6 +471,9 @@ _LOAD = (
            role=("both", "consumer"), load=("sync", "async"), record=("layer",)),
     _fault("overclaims", "a lookup promises more than is stored", "loaded-partly", "answers", "longer",
            role=("both",), family=("units",), load=SYNC, lookup=("ask", "index")),
+    _fault("finds-one-unit", "a lookup looks no further than the first unit", "lookup-miss already-stored",
+           "intact", "repeats", role=("both",), family=("units",), load=SYNC, lookup=("ask", "index"),
+           prefix_caching=(False,), **ANY),
     _fault("receive-never-told", "an asynchronous load ends, and the engine never hears of it",
            "load-never-finished", "stuck", "repeats", role=("both", "consumer"), load=("async",)),
 )

@@ -136,7 +136,7 @@ def _lookup(w: Writer) -> str:
         lines += [f"n = len(keys) * {u} if keys and {_has(w, 'keys[0]', True)} else 0"]
     else:
         lines += ["n = 0", "for key in keys:", f"    if not {_paren(_has(w, 'key', True))}:", "        break"]
-        lines += [f"    n += {u}"]
+        lines += [f"    n += {u}", "    break" if w.is_("finds-one-unit") else ""]
     lines += [
         f"while n >= request.num_prompt_tokens:\n    n -= {u}" if plan.family != "prefix" else "",
         "if n <= num_computed_tokens:",
