@@ -137,6 +137,8 @@ def rule(case: Case) -> Results:
         found.remedy = [_REMEDY_LESS]
     elif not hits and not whole:  # some tokens of a prompt, and the connector never says that it has them
         found.remedy = [_REMEDY_NOT_SAID]
+    elif not hits and all(case.engines[r.engine].looks_up for r in whole):
+        found.remedy = [_REMEDY_NOT_OFFERED]
     if unsure:
         found.evidence += caught_where_it_saves(case)
         weakest = min(_seen(case, r) for r in unsure)
@@ -149,6 +151,10 @@ _REMEDY_BEHIND = "Nothing to do: of what is found a prompt's last token at least
 _REMEDY_LESS = (
     "Look at what get_num_new_matched_tokens counts of such a prompt: it offers less than was stored, and "
     "what it leaves out is computed again."
+)
+_REMEDY_NOT_OFFERED = (
+    "See what get_num_new_matched_tokens answers of such a prompt: what stores takes it for stored, and what "
+    "looks up offers nothing of it."
 )
 _REMEDY_NOT_SAID = (
     "If they are not meant to be left out, see by which rule they are: the connector may know them by their "
