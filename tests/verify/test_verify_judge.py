@@ -528,7 +528,7 @@ def test_kv_that_is_kept_once_for_two_beginnings_fails() -> None:
     assert {"nobody-else", "comes-back-equal"} <= failures(ByContent())
 
 
-def test_an_answer_from_the_first_token_on_gives_nothing_to_others() -> None:
+def test_an_answer_from_the_first_token_is_nobody_elses_kv() -> None:
     """What the GPU has is counted twice: more than anybody asked, and nobody else's KV."""
 
     class FromFirst(Connector):

@@ -43,14 +43,22 @@ def rule(case: Case) -> Results:
     expected = {row.request for row in consumers}
     alike = [row for row in missed if row.shared > row.local and row.request not in expected]
     due = [row for row in alike if loads.findable(case, row, row.shared) > row.local]
-    repeated = due or ([] if consumers else alike)
-    if not consumers and not repeated and (less := _less(case, asked)):
+    if consumers or due:
+        yield _found_nothing(case, asked, consumers, due, alike)
+    elif less := _less(case, asked):
         yield _found_less(case, asked, less)
-        return
-    if not consumers and not repeated:
-        if not loads.missed_elsewhere(case):
-            yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
-        return
+    elif alike:
+        yield _found_nothing(case, asked, consumers, due, alike)
+    elif not loads.missed_elsewhere(case):
+        yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
+
+
+def _found_nothing(
+    case: Case, asked: list[LoadOf], consumers: list[LoadOf], due: list[LoadOf], alike: list[LoadOf]
+) -> Finding:
+    """``consumers``: lookups of those that only load; ``alike``: those of prompts that begin like earlier
+    ones, and of these ``due``: where that is a whole unit, or more."""
+    repeated = due or ([] if consumers else alike)
     before = {row.request: loads.kept_by_then(case, row) for row in due}
     within, evidence, unasked = "", _repeated(due, before), ""
     if not due and not consumers:
@@ -73,8 +81,8 @@ def rule(case: Case) -> Results:
     )
     saved = any(before.values())
     meant = " Some of these had been saved before: are they meant not to be found?" if saved else ""
-    apart = _apart(case, repeated) if saved and not found else []
-    yield loads.finding(
+    apart = _apart(case, repeated) if saved and not any((row.answer or 0) > 0 for row in asked) else []
+    return loads.finding(
         case,
         CAUSE,
         f"Nothing was found by {of_all(len(wanting), len(asked), 'lookup')} "
