@@ -245,6 +245,15 @@ def test_kv_of_ones_own_beginning_is_no_other_prompts(tmp_path: Path) -> None:
     assert why(run) == ("tokens 64-96 hold what tokens 0-32 of the same prompt computed to",)
 
 
+@pytest.mark.parametrize("preempted", [True, False])
+def test_the_table_of_a_request_that_was_preempted(tmp_path: Path, preempted: bool) -> None:
+    """Appended to when the request resumes, it names its first block anew in the place of a later one."""
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 5, 9]).run()
+    run = replace(run, requests=[run.requests[0]._replace(preemptions=int(preempted)), run.requests[1]])
+    (fault,) = (one for one in diagnose(run).findings if one.id == "kv-load-wrong")
+    assert ("resumed_req_ids" in fault.remedy[0]) == preempted
+
+
 def test_a_load_of_equal_kv_twice_needs_no_earlier_computation(tmp_path: Path) -> None:
     run = Cache(tmp_path).loads("b", [5, 5, 5, 9]).run()
     assert lost(run) == 2 * BLOCK and run.compared == {"not compared": 1, "wrong": 2}

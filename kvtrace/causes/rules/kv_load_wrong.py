@@ -101,7 +101,7 @@ def rule(case: Case) -> Results:
                 *loads.reasons_and_places(wrong, CAUSE),
                 *_reused(case),
             ],
-            remedy=[*_remedies(case, said, lost, bool(behind)), CAUSE.remedy],
+            remedy=[*_remedies(case, said, wrong, lost, bool(behind)), CAUSE.remedy],
             headline="loaded KV is not what its tokens compute to",
         )
     elif reused := _reused(case):
@@ -138,10 +138,14 @@ def _behind_hits(wrong: Sequence[LoadOf], accepted: Sequence[LoadOf]) -> list[st
     ]
 
 
-def _remedies(case: Case, said: str, lost: int, behind: bool) -> list[str]:
-    """``lost``: tokens that were loaded wrong; ``behind``: as :func:`_behind_hits` found."""
+def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind: bool) -> list[str]:
+    """``wrong``: the loads; ``lost``: tokens that they brought wrong; ``behind``: as :func:`_behind_hits`
+    found."""
     first = stored_so(case, lost)
     where = [_BEHIND] if behind else []
+    preempted = {request.digest for request in case.requests if request.preemptions}
+    if SAME_PROMPT in said and any(case.requests[row.request].digest in preempted for row in wrong):
+        where.append(kv_misplaced.PREEMPTED)
     return first or where + list(dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said))
 
 

@@ -43,7 +43,7 @@ _SEEN_OTHERS = (
     "all or some of their slots were never read, and the calls that were to read them read others: of no "
     "request, or of other positions, requests or layers; what they did read of these tokens stands for others"
 )
-_PREEMPTED = (
+PREEMPTED = (
     "of a preempted request drop what waits to be saved (handle_preemptions), as its blocks go to others; "
     "when it resumes (scheduled_cached_reqs.resumed_req_ids), replace its blocks by the new ones"
 )
@@ -76,7 +76,7 @@ def rule(case: Case) -> Results:
         ],
         remedy=[
             *([_NOT_BEFORE] if early else []),
-            *([_PREEMPTED] if preempted else []),
+            *([PREEMPTED] if preempted else []),
             _KEPT if late else CAUSE.remedy,
         ],
         events=case.events(CAUSE, event),
