@@ -142,8 +142,8 @@ _TWO_PROCESSES = (
     "or under a name that it makes for itself (of its process number, a random one), the other does not find."
 )
 _SAVED = (
-    "Compare the names under which it stores with those that it looks up: what was dropped, lies under "
-    "another name or is not written yet is not found."
+    "Compare the names under which it stores with those that it looks up, and see what it declines: what was "
+    "dropped, lies under another name, is not written yet or is too little to load is not found."
 )
 
 
