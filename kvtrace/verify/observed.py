@@ -230,6 +230,13 @@ class Observed:
         lengths = {len(one.tokens) // unit for one in cut}
         return most if len(lengths) > 1 and most != self.facts.budget // unit * unit else 0
 
+    @cached_property
+    def least(self) -> int:
+        """Tokens that a request is given at least, where that is more than a unit: of what has less nothing
+        ever came back. 0: no such number, or it is more than a step computes."""
+        least = min((one.given for one in self.loads), default=0)
+        return least if self.unit < least <= self.facts.budget else 0
+
 
 def unit_of(loads: Iterable[Asked]) -> int:
     """Tokens of which what came back is always a multiple. The last token of a prompt is computed anyway:

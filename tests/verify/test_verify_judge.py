@@ -481,6 +481,27 @@ def test_what_a_connector_leaves_out_is_its_choice() -> None:
     assert "whole-units" in failures(Lost())
 
 
+def test_how_much_a_request_is_given_at_least_is_a_choice() -> None:
+    """A connector that loads nothing for less than three blocks failed three properties."""
+
+    class AtLeast(Connector):
+        def offered(self, request: RequestToMake) -> int:
+            found = super().offered(request)
+            return found if found >= 3 * self.unit else 0
+
+    class Forgets(AtLeast):
+        """... and nothing of some that have more."""
+
+        def offered(self, request: RequestToMake) -> int:
+            return super().offered(request) * (request.tokens[0] % 2)
+
+    found = verdicts(everything(AtLeast()))
+    assert not failed(found)
+    assert any("with less than 96 tokens nothing came back" in one for one in found["whole-units"].evidence)
+    assert {"whole-units", "lengths"} <= failures(AtLeast(), all_units=True)
+    assert {"whole-units", "lengths"} <= failures(Forgets())
+
+
 def test_how_much_a_request_is_given_at_most_is_a_choice() -> None:
     """A connector that loads six blocks of a prompt, and never more, failed three properties."""
 

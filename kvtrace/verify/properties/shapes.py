@@ -13,6 +13,7 @@ from kvtrace.words import plural
 _STREAMS = "abcdefghijklmnopqrstuvwxyz"
 _MOST_AT_ONCE = 24
 _LONGEST_ANSWER = 256
+_MEANT = "is that meant? (--all-units)"
 """Tokens: longer ones take too long on a large model, and of shorter ones the engine is done too soon."""
 
 
@@ -38,16 +39,23 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
     if not taken:
         return not_observed(f"no whole unit of {plural(len(again), 'repeated prompt')} was taken")
     less = sum(one.taken // what.unit < one.stored // what.unit for one in again)
+    short = sum(0 < judging.whole(one.taken, one, what) < what.least for one in again)
     other = ", not all of it as it was" if judging.loaded_wrong(loads, what) else ""
-    asks = f"of {plural(less, 'prompt')} it took less than all whole units: is that meant? (--all-units)"
-    limit = f"it gave a request {what.limit} tokens at most: is that meant? (--all-units)"
     if what.limit == what.unit:  # whether it can give back more than a first unit is what is asked here
-        return not_observed(f"of what it took {limit}")
+        return not_observed(f"of what it took it gave a request {what.limit} tokens at most: {_MEANT}")
     most = f", up to {what.limit} tokens of each" if what.limit else ""
+    asks = (
+        (less, f"of {plural(less, 'prompt')} it took less than all whole units: {_MEANT}"),
+        (what.limit, f"it gave a request {what.limit} tokens at most: {_MEANT}"),
+        (
+            short,
+            f"of {plural(short, 'prompt')} with less than {what.least} tokens nothing came back: {_MEANT}",
+        ),
+    )
     return proved(
         f"of {plural(len(taken), 'repeated prompt')} every whole unit of {what.unit} tokens that was taken "
         f"came back{most}{other}",
-        evidence=[*([asks] if less else []), *([limit] if what.limit else [])],
+        evidence=[question for asked, question in asks if asked],
         numbers={"unit": what.unit, "prompts": len(taken)},
     )
 
