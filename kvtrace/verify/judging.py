@@ -301,14 +301,8 @@ def expected(one: Asked, what: Observed) -> int:
     """Tokens of its prompt that have to come back: whole units, but for the last token, of what was taken, as
     far as it gives to one request; or of all where that is promised."""
     if what.settings.all_units:
-        return whole(one.stored, one, what)
-    back = whole(min(one.stored, one.taken, what.limit or one.taken), one, what)
-    return back if back >= what.least else 0
-
-
-def whole(tokens: int, one: Asked, what: Observed) -> int:
-    """The whole units in so many tokens of its prompt, but for the last one."""
-    return min(tokens, len(one.tokens) - 1) // what.unit * what.unit
+        return min(one.stored, len(one.tokens) - 1) // what.unit * what.unit
+    return min(one.held, what.limit or one.held) // what.unit * what.unit if one.held >= what.least else 0
 
 
 def missing(asked: Sequence[Asked], what: Observed, edges: bool = False) -> list[Asked]:

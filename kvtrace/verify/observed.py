@@ -59,6 +59,11 @@ class Asked:
         return f"kvverify-{self.number}"
 
     @property
+    def held(self) -> int:
+        """Its leading tokens that the connector took, but for the last one: the engine computes that."""
+        return min(self.stored, self.taken, len(self.tokens) - 1)
+
+    @property
     def answered(self) -> bool:
         return not self.reply.error and len(self.reply.tokens) > 0
 
@@ -140,6 +145,9 @@ class Settings:
 
 MOST_APART = 5.0
 
+
+_LENGTHS = 4
+"""Of prompts that came back, at least, for what does not to be below a least size: more than one case has."""
 
 STOPPED = "kvtrace verify was stopped"
 """Why an engine is asked no more that could be."""
@@ -232,10 +240,11 @@ class Observed:
 
     @cached_property
     def least(self) -> int:
-        """Tokens that a request is given at least, where that is more than a unit: of what has less nothing
-        ever came back. 0: no such number, or it is more than a step computes."""
-        least = min((one.given for one in self.loads), default=0)
-        return least if self.unit < least <= self.facts.budget else 0
+        """Tokens that a request must have at least for something to come back: of none that has less anything
+        ever did. 0: no such number, too few lengths did to say so, or it is more than a step computes."""
+        least = min((max(one.held, one.back) for one in self.loads), default=0)
+        told = len({len(one.tokens) for one in self.loads}) >= _LENGTHS
+        return least if told and least <= self.facts.budget else 0
 
 
 def unit_of(loads: Iterable[Asked]) -> int:

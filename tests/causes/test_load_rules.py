@@ -83,7 +83,7 @@ def test_another_engine_stored_it_at_the_same_place(tmp_path: Path, same_place: 
         return
     finding = the(diagnosis, "key-mismatch")
     assert (finding.severity, finding.tokens, finding.requests) == (LIMIT, 128, 1)
-    assert "both engines write to /srv/0: r0 had stored 128 tokens and was over" in words(finding)
+    assert "both write at or below /srv/0: r0 had stored 128 tokens and was over" in words(finding)
     assert "hashlib" in finding.remedy[0]
 
 

@@ -224,7 +224,7 @@ def _unfound(case: Case, never: list[tuple[LoadOf, CaseRequest, int]]) -> Findin
 _ALIKE_IN_EACH = (
     "If the store is meant to be shared, or to outlive its engine: make names that each process makes alike "
     "(hashlib over the tokens; not hash(), which of a text differs by process; no process number, no random "
-    "id), and have an engine that starts read what lies there."
+    "or engine's id, in directories neither), and have an engine that starts read what lies there."
 )
 _BLOCK_HASHES = (
     "Up to vLLM 0.28, or with a hash other than sha256, set PYTHONHASHSEED where keys build on vLLM's block "
@@ -239,8 +239,8 @@ def _of_other_engines(case: Case, missed: list[loads.KeptBefore]) -> Finding:
     lookups = of_all(len(missed), len(loads.missed_elsewhere(case)), "lookup")
     stored_again = sum(case.requests[row.request].saved > 0 for row in rows)
     evidence = [
-        f"both engines write to {one.place}: {one.by.id} had stored {count(one.tokens)} tokens and was over; "
-        f"the lookup of {one.row.id}, which begins alike, answered 0"
+        f"both write at or below {one.place}: {one.by.id} had stored {count(one.tokens)} tokens and was "
+        f"over; the lookup of {one.row.id}, which begins alike, answered 0"
         for one in missed[:1]
     ]
     if stored_again:

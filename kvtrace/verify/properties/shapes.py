@@ -39,7 +39,7 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
     if not taken:
         return not_observed(f"no whole unit of {plural(len(again), 'repeated prompt')} was taken")
     less = sum(one.taken // what.unit < one.stored // what.unit for one in again)
-    short = sum(0 < judging.whole(one.taken, one, what) < what.least for one in again)
+    short = sum(what.unit <= one.held < what.least for one in again)
     other = ", not all of it as it was" if judging.loaded_wrong(loads, what) else ""
     if what.limit == what.unit:  # whether it can give back more than a first unit is what is asked here
         return not_observed(f"of what it took it gave a request {what.limit} tokens at most: {_MEANT}")
