@@ -84,7 +84,7 @@ def test_another_engine_stored_it_at_the_same_place(tmp_path: Path, same_place: 
     finding = the(diagnosis, "key-mismatch")
     assert (finding.severity, finding.tokens, finding.requests) == (LIMIT, 128, 1)
     assert "both write at or below /srv/0: r0 had stored 128 tokens and was over" in words(finding)
-    assert "hashlib" in finding.remedy[0]
+    assert finding.evidence[1] == "stored again: the only such prompt" and "hashlib" in finding.remedy[0]
 
 
 def test_key_mismatch(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def _of_other_engines(case: Case, missed: list[loads.KeptBefore]) -> Finding:
         for one in missed[:1]
     ]
     if stored_again:
-        evidence.append(f"{of_all(stored_again, len(missed), 'of these prompts')} stored again")
+        evidence.append(f"stored again: {of_all(stored_again, len(missed), 'such prompt')}")
     return loads.finding(
         case,
         CAUSE,
