@@ -13,8 +13,8 @@ from kvtrace.words import plural
 _STREAMS = "abcdefghijklmnopqrstuvwxyz"
 _MOST_AT_ONCE = 24
 _LONGEST_ANSWER = 256
-_MEANT = "is that meant? (--all-units)"
 """Tokens: longer ones take too long on a large model, and of shorter ones the engine is done too soon."""
+_MEANT = "is that meant? (--all-units)"
 
 
 def _units(own: list[Asked], what: Observed) -> Verdict:
