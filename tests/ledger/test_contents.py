@@ -643,13 +643,14 @@ def test_what_was_stored_too_early_comes_back_so(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("right", ["a load from the first token", "a load behind a hit"])
 def test_where_loads_began_tells_the_wrong_from_the_right(tmp_path: Path, right: str) -> None:
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8])
-    if right == "a load from the first token":
-        cache.loads("b", [5, 6, 7, 8])
-    else:
-        cache.loads_behind("b", [5, 6, 7, 8])
+    load = cache.loads if right == "a load from the first token" else cache.loads_behind
+    for request in ("b", "e", "f"):
+        load(request, [5, 6, 7, 8])
     run = cache.loads_behind("c", [5, 7, 6, 8]).loads_behind("d", [5, 7, 6, 8]).run()
     first = diagnose(run).findings[0]
-    said = any("all 2 wrong loads began behind a hit" in line for line in first.evidence)
+    said = first.evidence[0] == (
+        "begun behind a hit in the GPU's own prefix cache: all 2 of these, none of the 3 that came whole"
+    )
     asked = first.remedy[0].startswith("See whether start_load_kv, or the metadata, counts from the first")
     assert first.id == "kv-load-wrong" and said == asked == (right == "a load from the first token")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvtrace.causes.case import MAX_EVENTS, Case, CaseRequest, kept_end
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding
+from kvtrace.causes.evidence import unlike
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
 from kvtrace.ledger.loads.seen import ELSEWHERE
@@ -140,6 +141,18 @@ def whole_size(case: Case, row: LoadOf | CaseRequest) -> tuple[str, int]:
     return ("unit", unit.value) if unit else ("block", max(1, case.engines[row.engine].block_size))
 
 
+def due(case: Case, row: LoadOf) -> bool:
+    """Whether a prompt begins like an earlier one, by a whole unit or more than the GPU has."""
+    return findable(case, row, row.shared) > row.local
+
+
+def what_misses(case: Case, engines: Collection[int]) -> list[str]:
+    """What tells the lookups that found nothing where KV was due from those that found some."""
+    rows = [row for row in case.run.load_rows if row.engine in engines]
+    missed = [row.request for row in rows if row.answer == 0 and due(case, row)]
+    return unlike.told_apart(case, missed, [row.request for row in rows if row.offered], unlike.FOUND)
+
+
 def affected(case: Case, cause: Cause) -> list[LoadOf]:
     """The requests that lost tokens by this cause."""
     return [row for row in case.run.load_rows if lost_by(row, cause)]
@@ -240,10 +253,13 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
     return [*first, *(of_cause or [cause.remedy])]
 
 
-def reasons_and_places(rows: list[LoadOf], cause: Cause) -> list[str]:
-    """:func:`reasons`, and then in which pairs: ``in 8 layers on rank 0, 1``."""
+def reasons_and_places(case: Case, rows: list[LoadOf], cause: Cause) -> list[str]:
+    """What tells these loads from those that came whole, then :func:`reasons`, and then in which pairs:
+    ``in 8 layers on rank 0, 1``."""
     places = {place for row in rows for place in places_of(row, cause)}
-    found = reasons(rows, cause)
+    mine = {row.request for row in rows}
+    others = [row.request for row in accepted(case) if row.request not in mine and came(case, row)]
+    found = unlike.told_apart(case, mine, others, unlike.CAME) + reasons(rows, cause)
     if places:
         layers = len({layer for _, layer in places})
         ranks = listed(map(str, sorted({rank for rank, _ in places})))

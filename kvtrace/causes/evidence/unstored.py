@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
+from kvtrace.causes.evidence import unlike
 from kvtrace.causes.evidence.logs import exception_line
 from kvtrace.ledger.run import LostSpan, Swallowed
 from kvtrace.trace.format import STEP_MASK
@@ -19,8 +20,8 @@ def spans_of(case: Case, cause: Cause) -> list[tuple[LostSpan, int, int]]:
 
 
 def where(case: Case, cause: Cause) -> list[str]:
-    """How much of the requests that a cause took tokens of, in how many (layer, rank) pairs and in which
-    steps."""
+    """What tells the requests that a cause took tokens of from others; how much of them, in how many (layer,
+    rank) pairs and in which steps."""
     pieces = spans_of(case, cause)
     hit = case.affected(cause)
     tokens = case.tokens(cause)
@@ -33,7 +34,7 @@ def where(case: Case, cause: Cause) -> list[str]:
     parts.append(f"in {spread} of {plural(of, '(layer, rank) pair')}")
     if steps:
         parts.append(f"computed in step{'s' if len(steps) > 1 else ''} {listed(map(str, steps), 6)}")
-    return [", ".join(parts)]
+    return [*unlike.of_saves(case, cause), ", ".join(parts)]
 
 
 def caught_there(case: Case, cause: Cause) -> list[str]:

@@ -219,7 +219,7 @@ def _remedy(engine: Engine, unit: Unit) -> list[str]:
     if unit.also:
         return [f"{asked} {rounding}"]
     if unit.kind == "block_size" and unit.value // 2 < (32 if engine.facts.platform == "cpu" else 16):
-        return ["the unit is a block of the KV cache already at its smallest: only longer prompts are stored"]
+        return ["nothing to change: the unit is a block of the KV cache, which is at its smallest already"]
     if not unit.setting:
         return [f"{asked} {rounding}"]
     cost = _COSTS.get(unit.setting)

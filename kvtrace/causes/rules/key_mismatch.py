@@ -106,6 +106,7 @@ def _finding(
     prompts do match: it may decline what it finds, as where few are to load at a time."""
     caught = caught_where_it_saves(case)
     gone = [sizes.removed_in_words(one) for one in sizes.removed(case)]
+    apart = loads.what_misses(case, {row.engine for row, _, _ in found})
     # An index that an exception kept from being written answers as another key does.
     first = ["First look at the exception that is caught where it saves: see the evidence."] if caught else []
     does = "does not offer" if declines else "does not find"
@@ -118,7 +119,7 @@ def _finding(
     values: Fields = {
         **given,
         "severity": LIMIT if gone or declines else FAULT,
-        "evidence": given["evidence"] + gone + caught,
+        "evidence": apart + given["evidence"] + gone + caught,
         "events": [
             Event(row.id, row.step, f"{count(kept)} tokens saved by {by}; lookup 0")
             for row, by, kept in found[:3]

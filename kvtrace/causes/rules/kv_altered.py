@@ -40,7 +40,7 @@ def rule(case: Case) -> Results:
             case,
             CAUSE,
             f"{plural(lost, 'token')} came back as other numbers than were computed, {where}{size}.{meant}",
-            evidence=["none of them is known to be other KV", *loads.reasons_and_places(hit, CAUSE)],
+            evidence=[*loads.reasons_and_places(case, hit, CAUSE), "none of them is known to be other KV"],
             headline="loaded blocks hold other numbers than were computed",
             remedy=first or [_LAYOUT if whole else CAUSE.remedy],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.diagnosis import RuledOut
-from kvtrace.causes.evidence import loads
+from kvtrace.causes.evidence import loads, unlike
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.causes.rules import kv_misplaced, kv_stale
 from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
@@ -71,8 +71,6 @@ _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
     "prompt's first one: the tokens of the GPU's prefix cache (num_computed_tokens of the lookup) lie between"
 )
-_LEAST_LOADS = 2
-"""Wrong loads from which on it counts where they began: one may be so by chance."""
 _MOST_SAID = 3
 _LEAST = 0.25
 """Of the tokens that were loaded wrong: what was stored so must be as many, to be named for it."""
@@ -95,13 +93,15 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{what} were loaded with KV that is not theirs ({of_all(len(wrong), len(accepted), 'load')}).",
             evidence=[
+                *(seen := loads.reasons_and_places(case, wrong, CAUSE)),
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
-                *(behind := _behind_hits(wrong, accepted)),
-                *loads.reasons_and_places(wrong, CAUSE),
                 *_reused(case),
             ],
-            remedy=[*_remedies(case, said, wrong, lost, bool(behind)), CAUSE.remedy],
+            remedy=[
+                *_remedies(case, said, wrong, lost, any(unlike.BEHIND_HIT in line for line in seen)),
+                CAUSE.remedy,
+            ],
             headline="loaded KV is not what its tokens compute to",
         )
     elif reused := _reused(case):
@@ -125,22 +125,8 @@ def rule(case: Case) -> Results:
         )
 
 
-def _behind_hits(wrong: Sequence[LoadOf], accepted: Sequence[LoadOf]) -> list[str]:
-    """Where a load began tells the wrong loads from those that came back the same."""
-    rows = {row.request for row in wrong}
-    right = [row for row in accepted if row.proved and row.request not in rows]
-    told = all(row.local for row in wrong) and not any(row.local for row in right)
-    if not right or len(rows) < _LEAST_LOADS or not told:
-        return []
-    return [
-        f"all {count(len(rows))} wrong loads began behind a hit in the GPU's own prefix cache, and none of "
-        f"the {count(len(right))} that came back the same"
-    ]
-
-
 def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind: bool) -> list[str]:
-    """``wrong``: the loads; ``lost``: tokens that they brought wrong; ``behind``: as :func:`_behind_hits`
-    found."""
+    """``lost``: tokens that the loads brought wrong; ``behind``: these alone began behind a hit."""
     first = stored_so(case, lost)
     where = [_BEHIND] if behind else []
     preempted = {request.digest for request in case.requests if request.preemptions}

@@ -50,7 +50,7 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"Attention ran over {plural(loads.tokens(case, early, CAUSE), 'token')} before their KV was "
             f"there ({of_all(len(early), len(accepted), 'load')}).",
-            evidence=loads.reasons_and_places(early, CAUSE),
+            evidence=loads.reasons_and_places(case, early, CAUSE),
             headline="attention ran before the loaded KV was there",
             remedy=_remedy(early),
         )

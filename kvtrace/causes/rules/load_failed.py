@@ -46,7 +46,7 @@ def rule(case: Case) -> Results:
             )
         return
     tokens = loads.tokens(case, failed, CAUSE)
-    evidence = loads.reasons(failed, CAUSE)
+    evidence = loads.reasons_and_places(case, failed, CAUSE)
     evidence += [
         f"{e.hook}: {e.type}: {e.message} (at {e.where})" for e in case.run.exceptions if e.hook in LOAD_HOOKS
     ][:2]

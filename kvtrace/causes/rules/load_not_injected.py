@@ -62,7 +62,7 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{plural(number, 'token')} accepted from the connector never reached the layers "
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
-            evidence=[*loads.reasons_and_places(lost, CAUSE), *_resumed(case)],
+            evidence=[*loads.reasons_and_places(case, lost, CAUSE), *_resumed(case)],
             headline=f"{plural(number, 'accepted token')} never written into the layers",
             remedy=loads.remedy(case, lost, CAUSE, _where_others_came(case, accepted)),
         )

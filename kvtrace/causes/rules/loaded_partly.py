@@ -35,7 +35,7 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{count(tokens)} of {plural(promised, 'accepted token')} did not reach the layers "
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
-            evidence=loads.reasons_and_places(lost, CAUSE),
+            evidence=loads.reasons_and_places(case, lost, CAUSE),
             headline=f"{plural(tokens, 'accepted token')} never written into the layers",
             remedy=loads.remedy(case, lost, CAUSE),
         )

@@ -42,7 +42,7 @@ def rule(case: Case) -> Results:
     consumers = [] if found else [row for row in missed if _role(case, row) == "kv_consumer"]
     expected = {row.request for row in consumers}
     alike = [row for row in missed if row.shared > row.local and row.request not in expected]
-    due = [row for row in alike if loads.findable(case, row, row.shared) > row.local]
+    due = [row for row in alike if loads.due(case, row)]
     if consumers or due:
         yield _found_nothing(case, asked, consumers, due, alike)
     elif less := _less(case, asked):
@@ -90,7 +90,7 @@ def _found_nothing(
         severity=LIMIT if saved else NOTE,
         tokens=tokens,
         requests=len(wanting),
-        evidence=apart + evidence,
+        evidence=loads.what_misses(case, {row.engine for row in due}) + apart + evidence,
         remedy=[
             *([transfers.REMEDY] if unasked else []),
             *([_TWO_PROCESSES] if apart else []),

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from kvtrace.causes.case import CaseRequest, stored_before
-from kvtrace.causes.evidence import transfers
+from kvtrace.causes.evidence import transfers, unlike
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.intervals import union
@@ -52,7 +52,6 @@ def rule(case: Case) -> Results:
     stored = [r for r in of_engine if r.stored_end]
     here = {r.row for r in rows}
     other = [r for r in stored if r.row not in here]
-    others = len(other)
     affected = of_all(len(rows), len(of_engine), "prompt")
     unknown = case.units.get(engine.tag) is None
     across = _across_chunks(case, rows)
@@ -63,8 +62,9 @@ def rule(case: Case) -> Results:
     unread = sum(bisect_left(steps, r.first_step) < bisect_right(steps, r.last_step) for r in rows)
     did, done = ("took", "seen to be read") if unread else ("offered", "offered")
     evidence = [
+        *unlike.of_saves(case, CAUSE),
         f"of {count(len(without))} of these nothing was {done}, of {count(len(rows) - len(without))} a part; "
-        f"of {plural(others, 'other prompt')} something was" + "".join(_disturbed(rows, other)),
+        f"of {plural(len(other), 'other prompt')} something was" + "".join(_disturbed(rows, other)),
         *([f"the metadata of {of_all(unread, len(rows), 'prompt')} {_NOT_UNDERSTOOD}"] if unread else []),
         f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"

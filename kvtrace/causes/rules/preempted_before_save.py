@@ -50,8 +50,8 @@ def rule(case: Case) -> Results:
         lost, late = unexplained(case), _read_late(case)
         if preempted and not any(r.unseen or r.row in lost or r.row in late for r in preempted):
             yield CAUSE.ruled_out(
-                f"{plural(len(preempted), 'request')} preempted, and no token of theirs was lost without "
-                "another reason"
+                f"{plural(len(preempted), 'request')} preempted; what they lost, if anything, has another "
+                "reason"
             )
         elif case.requests and not preempted:
             yield CAUSE.ruled_out(f"no preemption of {plural(len(case.requests), 'request')}")

@@ -1,0 +1,81 @@
+"""What tells the requests that a finding is about from those that fared well: facts, no cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from math import comb
+
+from kvtrace.causes.case import Case, CaseRequest
+from kvtrace.causes.cause import Cause
+from kvtrace.causes.evidence.prompts import ABORTED
+from kvtrace.words import count
+
+BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
+SAVED, CAME, FOUND = "were saved", "came whole", "found something"
+"""How the others fared."""
+_LEAST = 10
+"""Ways to choose so many requests of all: one of them by chance is the one that a property tells."""
+_MOST = 2
+
+_PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
+    "computed in several prefill chunks": lambda _, one: one.chunks > 1,
+    BEHIND_HIT: lambda _, one: one.local > 0,
+    "preempted": lambda _, one: one.preemptions > 0,
+    "aborted": lambda _, one: one.status == ABORTED,
+    "begun in one step with others": lambda case, one: _begun(case)[one.engine, one.chunk_step] > 1,
+    "prompts of whole blocks": lambda _, one: one.block > 1 and one.prompt % one.block == 0,
+    "prompts that came before": lambda case, one: case.alike(one.engine, one.digest)[:1] not in ([], [one]),
+}
+
+
+def of_saves(case: Case, cause: Cause) -> list[str]:
+    """Of the requests that lost tokens by this cause, beside those of the same engines that were saved."""
+    mine = {one.row for one in case.affected(cause)}
+    engines = {case.requests[row].engine for row in mine}
+    others = [
+        one.row
+        for one in case.requests
+        if one.row not in mine and one.saved and not one.unseen and one.engine in engines
+    ]
+    return told_apart(case, mine, others, SAVED)
+
+
+def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared: str) -> list[str]:
+    """What holds for all of these requests and for none of the others, or for none of these and all others.
+
+    Args:
+        mine, others: rows of Case.requests. Where these are few nothing is said: it would hold by chance.
+        fared: how the others did, :data:`SAVED` or one of its kind.
+    """
+    if not mine or not others or comb(len(mine) + len(others), len(mine)) < _LEAST:
+        return []
+    these, those = ([case.requests[row] for row in rows] for rows in (mine, others))
+    here = f"all {count(len(these))} of these" if len(these) > 1 else "this one"
+    not_here = f"none of these {count(len(these))}" if len(these) > 1 else "not this one"
+    there = f"of the {count(len(those))} that {fared}"
+    found = []
+    for words, has in _PROPERTIES.items():
+        ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
+        if ours == {True} and theirs == {False}:
+            found.append(f"{words}: {here}, none {there}")
+        elif ours == {False} and theirs == {True}:
+            found.append(f"{words}: {not_here}, all {there}")
+    least, most = min(one.prompt for one in these), max(one.prompt for one in these)
+    low, high = min(one.prompt for one in those), max(one.prompt for one in those)
+    if least > high:
+        found.append(
+            f"prompts of {count(least)} tokens or more: {here}; {there} the longest has {count(high)}"
+        )
+    elif most < low:
+        found.append(
+            f"prompts of {count(most)} tokens at most: {here}; {there} the shortest has {count(low)}"
+        )
+    return found[:_MOST]
+
+
+def _begun(case: Case) -> Counter[tuple[int, int]]:
+    """(engine, step) -> how many requests had their first chunk in it."""
+    return case.once(
+        "begun", lambda: Counter((one.engine, one.chunk_step) for one in case.requests if one.chunk_step)
+    )

@@ -1,0 +1,92 @@
+"""What tells requests from others is said where it can hardly be chance, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from diagnosed import analyse, served, the
+from synth import Sim
+from test_load_rules import again
+
+from kvtrace.causes.case import Case, make_case
+from kvtrace.causes.evidence import unlike
+from kvtrace.ledger import read_run
+
+
+def case_of(tmp_path: Path, lengths: list[int]) -> Case:
+    served(tmp_path, lengths, batched=512).write()
+    return make_case(read_run(tmp_path))
+
+
+HIT = "begun behind a hit in the GPU's own prefix cache"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"chunks": 2}, "computed in several prefill chunks"),
+        ({"local": 32}, HIT),
+        ({"preemptions": 1}, "preempted"),
+        ({"status": "FINISHED_ABORTED"}, "aborted"),
+        ({"chunk_step": 1}, "begun in one step with others"),
+        ({"digest": 7}, "prompts that came before"),
+    ],
+)
+def test_a_property_is_told_both_ways(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    case = case_of(tmp_path, [70] * 6)
+    some, others = [1, 2, 3], [0, 4, 5]
+    for row in [0, *some] if "digest" in fields else some:  # the first of a prompt repeats none
+        for name, value in fields.items():
+            setattr(case.requests[row], name, value)
+    assert unlike.told_apart(case, some, others, "were saved") == [
+        f"{words}: all 3 of these, none of the 3 that were saved"
+    ]
+    assert unlike.told_apart(case, others, some, "were saved") == [
+        f"{words}: none of these 3, all of the 3 that were saved"
+    ]
+
+
+def test_lengths_tell_by_the_longest_and_the_shortest(tmp_path: Path) -> None:
+    case = case_of(tmp_path, [70, 75, 200, 210, 220])
+    assert unlike.told_apart(case, [0, 1], [2, 3, 4], "came whole") == [
+        "prompts of 75 tokens at most: all 2 of these; of the 3 that came whole the shortest has 200"
+    ]
+    assert unlike.told_apart(case, [2, 3, 4], [0, 1], "came whole") == [
+        "prompts of 200 tokens or more: all 3 of these; of the 2 that came whole the longest has 75"
+    ]
+    assert not unlike.told_apart(case, [0, 2], [1, 3, 4], "came whole")
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "told"), [(2, 2, False), (2, 3, True), (3, 2, True), (1, 8, False), (1, 9, True)]
+)
+def test_of_a_few_requests_nothing_is_told(tmp_path: Path, mine: int, others: int, told: bool) -> None:
+    """Of four requests two alike are so by chance once in six."""
+    case = case_of(tmp_path, [70] * (mine + others))
+    for request in case.requests[:mine]:
+        request.preemptions = 1
+    found = unlike.told_apart(case, range(mine), range(mine, mine + others), "were saved")
+    who = "this one" if mine == 1 else f"all {mine} of these"
+    assert found == ([f"preempted: {who}, none of the {others} that were saved"] if told else [])
+
+
+def test_one_exception_to_it_and_it_is_not_told(tmp_path: Path) -> None:
+    case = case_of(tmp_path, [70] * 8)
+    for request in case.requests[:5]:
+        request.preemptions = 1
+    assert not unlike.told_apart(case, range(4), range(4, 8), "were saved")
+    assert not unlike.told_apart(case, [], range(8), "were saved")
+
+
+def test_lookups_that_miss_are_told_from_those_that_find(tmp_path: Path) -> None:
+    """Prompts that are too long to be found, by whatever rule of the connector's."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    short, long = [70, 80, 90], [200, 210]
+    again(sim, [*short, *long] * 2, [64, 64, 64, 192, 192] + [0] * 5, [0] * 5 + [64, 64, 64, 0, 0])
+    diagnosis = analyse(sim)
+    for ident in ("lookup-miss", "key-mismatch"):  # one lookup each, of one cause
+        assert the(diagnosis, ident).evidence[0] == (
+            "prompts of 200 tokens or more: all 2 of these; of the 3 that found something the longest has 90"
+        )
