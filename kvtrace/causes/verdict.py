@@ -73,8 +73,9 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     if few:
         why += _most(case, reasons)
     everywhere = " in every layer on every rank" if partly else ""
-    wrong = any(row.ends.get(LoadEnd.WRONG) for row in case.run.load_rows)
-    return _tokens(prompts, why, reused, everywhere, few, wrong)
+    ended = {end for row in case.run.load_rows for end, amount in row.ends.items() if amount}
+    back = _WRONG if LoadEnd.WRONG in ended else _MISSING if ended & _NONE_CAME else ""
+    return _tokens(prompts, why, reused, everywhere, few, back)
 
 
 def _most(case: Case, reasons: list[Finding]) -> str:
@@ -95,23 +96,25 @@ _AS = (
 )
 """What saved tokens are called that were not seen to leave, by how well it is seen that they were."""
 _WRONG = ", and came back wrong or are not known to come back"
+_NONE_CAME = frozenset({LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED})
+_MISSING = ", and did not come back or are not known to"
 
 
-def _named(prompts: Prompts, wrong: bool = False) -> list[tuple[float, str, str]]:
-    """Saved tokens, what they are called, and a note: the best seen first. ``wrong``: other KV came back for
-    some of them."""
+def _named(prompts: Prompts, back: str = "") -> list[tuple[float, str, str]]:
+    """Saved tokens, what they are called, and a note: the best seen first. ``back``: the note, where a load
+    brought other KV, or none."""
     sent = sum(prompts.sent.values())
     stored = sum(prompts.saved.get(grade, 0.0) for grade in _AT_REST)
     unseen = f" ({measured.kept_unseen(prompts.sent).removeprefix('and ')})"
     found = [(stored, "stored", ""), (sent, f"sent to {measured.peers(prompts.sent)}", unseen)]
     for of, words, note in _AS:
         amount = sum(prompts.saved.get(grade, 0.0) for grade in of) - (sent if Grade.READ in of else 0.0)
-        found.append((amount, words, _WRONG if wrong and Grade.READ in of else note))
+        found.append((amount, words, back if back and Grade.READ in of else note))
     return [one for one in found if one[0] >= 1]
 
 
 def _tokens(
-    prompts: Prompts, why: str, reused: bool, everywhere: str = "", few: int = 0, wrong: bool = False
+    prompts: Prompts, why: str, reused: bool, everywhere: str = "", few: int = 0, back: str = ""
 ) -> str:
     """The sentence for what became of the prompt tokens; no "all" and no "none" where some are not
     observed. ``few``: why so many of those that were not saved were not; 0: why all were not."""
@@ -120,7 +123,7 @@ def _tokens(
         if reused:
             return "No prompt token was computed here that could be saved: all were reused or loaded."
         return f"No prompt KV was computed here{_because(why)}."
-    saved = _named(prompts, wrong)
+    saved = _named(prompts, back)
     lost = sum(prompts.lost.values())
     tokens = f"{plural(whole, 'prompt token')} computed here"
     known = prompts.unseen + prompts.pending < 1

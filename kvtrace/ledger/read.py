@@ -177,6 +177,7 @@ def _books(
         entries=saves.entries, lost=saves.lost, base=saves.base,
         loads=loads_sum, load_rows=loads,
         lost_resumed=follow_resumed(resumed, engines, looked),
+        perhaps_late=frozenset(row for one in slots.values() for row in one.perhaps_late),
         in_common=in_common(requests),
         compared=contents.blocks, reused_wrong=contents.reused,
         total=saves.total,

@@ -597,6 +597,8 @@ class Run:
     """The ledger of loads, request by request; ``loads`` is its sum."""
     lost_resumed: Sequence[LostResumed] = ()
     """Beside it: what requests that were let in anew after a preemption were to load, and did not."""
+    perhaps_late: frozenset[int] = frozenset()
+    """Rows of the requests for which a thread may have read blocks that others had by then."""
     in_common: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Row of a request -> (digest, tokens) of the beginnings that another prompt of the run has too."""
     stuck: StuckFile = field(default_factory=StuckFile)

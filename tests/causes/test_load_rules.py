@@ -480,6 +480,31 @@ def test_what_was_loaded_into_other_requests_slots(tmp_path: Path, written: int,
     assert finding.remedy[0].startswith("Compare the blocks that the load hooks write with those")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "layers", "where", "remedy"),
+    [
+        ([0, 1], [0, 1], "the layers", "Look at start_load_kv"),
+        ([1], [0, 1], "the layers on rank 1", "A lookup speaks for all ranks"),
+        ([0, 1], [1], "1 of 2 layers", "See whether start_load_kv goes through all layers"),
+        ([1], [1], "1 of 2 layers on rank 1", "A lookup speaks for all ranks"),
+    ],
+)
+def test_where_a_load_did_not_come(
+    tmp_path: Path, ranks: list[int], layers: list[int], where: str, remedy: str
+) -> None:
+    """Of two ranks, or of layers that were still being written, one had the KV."""
+    sim = loading(tmp_path, tp=2, kv_blocks=16)
+    step = sim.one_step("b", 128, taken=96, digest=2, ends=False)
+    for rank in (0, 1):
+        for layer in (0, 1):
+            sim.write_kv("a", 0, 96, layers=[layer], rank=rank, step=step - 1)
+            if rank not in ranks or layer not in layers:
+                sim.write_kv("b", 0, 96, layers=[layer], rank=rank)
+    finding = the(analyse(sim), "load-not-injected")
+    assert finding.headline == f"96 accepted tokens never written into {where}"
+    assert finding.remedy[0].startswith(remedy)
+
+
 def test_load_failed_by_an_exception(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     sim.hook(0, "start_load_kv", sim.step_id, flags=int(Flag.RAISED))
@@ -497,6 +522,7 @@ def test_load_failed_by_blocks(tmp_path: Path) -> None:
     sim.load_errors(0, sim.step_id, 1)
     finding = the(analyse(sim), "load-failed")
     assert finding.tokens == 32 and "FINISHED_STOPPED 1" in words(finding)
+    assert finding.title.endswith("of the only load: the connector reported it.")
 
 
 OF_NOBODY = "of none of its requests: vLLM computed nothing anew"
@@ -517,7 +543,10 @@ def test_reported_blocks_that_are_of_no_request(tmp_path: Path, writes_seen: boo
     sim.load_errors(0, step, 1)
     diagnosis = analyse(sim)
     assert of_loads(diagnosis) == ["load-not-injected" if writes_seen else "load-failed"]
-    assert OF_NOBODY in words(the(diagnosis, of_loads(diagnosis)[0]))
+    finding = the(diagnosis, of_loads(diagnosis)[0])
+    assert OF_NOBODY in words(finding)
+    assert finding.remedy[0].startswith("Let get_block_ids_with_load_errors return the ids") is writes_seen
+    assert ("did not come back or are not known to" in diagnosis.verdict) is False  # all of it is known
 
 
 @pytest.mark.parametrize("how", ["computed anew", "ended by vLLM", "another load under way", "preempted"])

@@ -655,6 +655,18 @@ def test_where_loads_began_tells_the_wrong_from_the_right(tmp_path: Path, right:
     assert first.id == "kv-load-wrong" and said == asked == (right == "a load from the first token")
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_other_prompts_kv_may_have_been_copied_too_late(tmp_path: Path, late: bool) -> None:
+    """Of a thread's copies: "nothing goes on naming a place of the store" was no help, it did not."""
+    run = (
+        Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("c", [1, 2, 3, 4]).loads("b", [5, 2, 7, 8]).run()
+    )
+    first = diagnose(replace(run, perhaps_late=frozenset({1} if late else ()))).findings[0]
+    assert first.id == "kv-load-wrong"
+    assert any("a thread read blocks that 1 request had had" in line for line in first.evidence) is late
+    assert first.remedy[0].startswith("Keep a request's blocks until they are read") is late
+
+
 def test_requests_whose_loads_came_wrong_stand_first(tmp_path: Path) -> None:
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 7, 8]).run()
     assert [one.request.id for one in diagnose(run).requests] == ["b", "a"]

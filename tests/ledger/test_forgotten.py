@@ -14,6 +14,8 @@ from test_positions import cache, entry, prefill
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import read_run
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.terms import NOT_OBSERVED, SAVED
 from kvtrace.trace import format as fmt
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.facts import Limit
@@ -214,3 +216,34 @@ def test_a_healthy_run_has_no_fault(tmp_path: Path, healthy: Callable[[Sim], Non
     sim = cache(tmp_path)
     healthy(sim)
     assert faults(sim) == []
+
+
+# --- a thread that copies for nobody knows whom ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reads", "unread", "former"),
+    [(2, True, NOT_OBSERVED), (1, True, SaveEnd.NOT_DECLARED), (2, False, SaveEnd.READ_LATE)],
+)
+def test_a_copy_of_anothers_blocks_may_be_for_the_former(
+    tmp_path: Path, reads: int, unread: bool, former: object
+) -> None:
+    """More reads than the one of the request that has the blocks by now: it was said that nobody read those
+    of the request that had had them, or that the hook read other slots."""
+    sim = cache(tmp_path)
+    for name, digest in (("a", 1), ("b", 2)):
+        sim.arrive(Prompt(name, 48, digest=digest))
+        sim.give(name, [5, 6, 7], flags=FIRST)
+        named = [] if unread else [entry(name, 0, 48)]
+        sim.step([Chunk(name, 0, 48, first=True)], named, prompts={name: 48}, unreadable=unread)
+        if name == "a":
+            sim.finish(name, 48)
+    for _ in range(reads):
+        sim.read("b", 0, 48, hook="")
+    sim.finish("b", 48)
+    change(sim.workers[0], lambda w: [*w[:3], 0, *w[4:]] if _is_copy(w) else w)
+    sim.write()
+    run = read_run(sim.dir)
+    assert run.perhaps_late == (frozenset({0}) if former == NOT_OBSERVED else frozenset())
+    ended = {(one.request, one.outcome) for one in run.base} | {(one.request, one.ended) for one in run.lost}
+    assert ended == {(0, former), (1, SAVED)}

@@ -15,10 +15,10 @@ from kvtrace.causes.diagnosis import Event, Fields, Finding
 from kvtrace.causes.evidence import unlike
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
-from kvtrace.ledger.loads.seen import ELSEWHERE
+from kvtrace.ledger.loads.seen import ELSEWHERE, OF_NOBODY
 from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
-from kvtrace.words import count, listed, plural
+from kvtrace.words import count, listed, of_all, plural
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -226,7 +226,10 @@ def reasons(rows: Iterable[LoadOf], cause: Cause) -> list[str]:
         for reason in (reason for end in cause.load_ends for reason in row.reasons.get(end, ())):
             seen[reason] = seen.get(reason, 0) + 1
     ordered = sorted(seen.items(), key=lambda item: -item[1])
-    return [f"{reason} ({plural(n, 'request')})" for reason, n in ordered[:_MOST_REASONS]]
+    return [
+        f"{reason} ({'each of ' if n > 1 else ''}{plural(n, 'request')})"
+        for reason, n in ordered[:_MOST_REASONS]
+    ]
 
 
 _OTHERS = (
@@ -242,15 +245,59 @@ FROM_ZERO = (
 _AS_MANY = f"As many tokens did not come as the GPU's own prefix cache had: {FROM_ZERO}."
 
 
+_NOT_THEIRS = (
+    "Let get_block_ids_with_load_errors return the ids of the request's own blocks that were not loaded, not "
+    "their places in its table or in the store: vLLM computes those anew."
+)
+_SOME_RANKS = (
+    "A lookup speaks for all ranks: let it answer what each of them finds under its own keys, not what one "
+    "has."
+)
+_SOME_LAYERS = (
+    "See whether start_load_kv goes through all layers, and whether the lookup answers what is still being "
+    "written: give it its name once all layers are there."
+)
+
+
 def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
-    """Of what was not written; where other slots were, or as much is missing as the GPU had, that first.
-    ``of_cause``: in place of the cause's."""
-    others = any(
-        ELSEWHERE in reason for row in rows for end in cause.load_ends for reason in row.reasons.get(end, ())
-    )
+    """Of what was not written: first what the reasons, the amounts or the pairs point at. ``of_cause``: in
+    place of the cause's."""
+    said = {reason for row in rows for end in cause.load_ends for reason in row.reasons.get(end, ())}
     from_zero = all(row.local and tokens(case, [row], cause) == row.local for row in rows)
-    first = [*([_OTHERS] if others else []), *([_AS_MANY] if from_zero else [])]
-    return [*first, *(of_cause or [cause.remedy])]
+    ranks, layers = _missing_in(case, rows, cause)
+    first = {
+        _OTHERS: any(ELSEWHERE in reason for reason in said),
+        _NOT_THEIRS: any(OF_NOBODY in reason for reason in said),
+        _AS_MANY: from_zero,
+        _SOME_RANKS: bool(ranks),
+        _SOME_LAYERS: bool(layers),
+    }
+    return [*(one for one, holds in first.items() if holds), *(of_cause or [cause.remedy])]
+
+
+def where(case: Case, rows: Sequence[LoadOf], cause: Cause) -> str:
+    """In which layers and ranks tokens did not come: ``the layers``, ``2 of 4 layers on rank 1``."""
+    ranks, layers = _missing_in(case, rows, cause)
+    on = f" on rank {listed(map(str, sorted(ranks)))}" if ranks else ""
+    return f"{layers or 'the layers'}{on}"
+
+
+def _missing_in(case: Case, rows: Sequence[LoadOf], cause: Cause) -> tuple[set[int], str]:
+    """The ranks and how many of the layers that a cause took tokens of, where not all, and the others are
+    known to have got theirs: else none, and ""."""
+    engine = case.engines[rows[0].engine]
+    pairs = [(worker.rank, layer) for worker in engine.workers for layer in worker.kv_layers]
+    mask = unknown = 0
+    for parts, of in (one for row in rows for one in row.lost.items()):
+        mask |= of if any(end in cause.load_ends for _, _, end in parts) else 0
+        unknown |= of if any(end == LoadEnd.NOT_OBSERVED for _, _, end in parts) else 0
+    hit = [pair for at, pair in enumerate(pairs) if mask >> at & 1]
+    if unknown & ~mask or not hit or len({row.engine for row in rows}) > 1 or windows(case, rows):
+        return set(), ""
+    ranks, layers = {rank for rank, _ in hit}, {layer for _, layer in hit}
+    of_ranks, of_layers = {rank for rank, _ in pairs}, {layer for _, layer in pairs}
+    some = of_all(len(layers), len(of_layers), "layer") if layers < of_layers else ""
+    return (ranks if ranks < of_ranks else set()), some
 
 
 def reasons_and_places(case: Case, rows: list[LoadOf], cause: Cause) -> list[str]:

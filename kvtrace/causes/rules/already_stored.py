@@ -11,6 +11,7 @@ from kvtrace.causes.evidence.loads import findable, missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.ledger.ends import NOT_ARRIVED
 from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
 from kvtrace.words import capital, of_all, plural
@@ -117,7 +118,8 @@ def rule(case: Case) -> Results:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
     whole = [r for r in rows if not r.external and not r.entries]
     less = [r for r in rows if r.offered > 0 and _could_be_found(case, r)]
-    title, headline = _words(whole, less, hits, bool(unsure))
+    failed = {row.request for row in case.run.load_rows if any(map(row.ends.get, NOT_ARRIVED))}
+    title, headline = _words(whole, less, hits, bool(unsure), any(r.row in failed for r in rows))
     of = (
         of_all(len(unsure), len(rows), "request")
         if 0 < len(unsure) < len(rows)
@@ -132,7 +134,7 @@ def rule(case: Case) -> Results:
     )
     behind = hits == len(rows) and not whole and not less
     if behind:
-        found.remedy = [_REMEDY_BEHIND]
+        found.remedy = [_REMEDY_FAILED if any(r.row in failed for r in rows) else _REMEDY_BEHIND]
     elif less:
         found.remedy = [_REMEDY_LESS]
     elif not hits and not whole:  # some tokens of a prompt, and the connector never says that it has them
@@ -148,6 +150,7 @@ def rule(case: Case) -> Results:
 
 
 _REMEDY_BEHIND = "Nothing to do: of what is found a prompt's last token at least is computed, in whole units."
+_REMEDY_FAILED = "See why their load failed: what lies behind it is computed again."
 _REMEDY_LESS = (
     "Look at what get_num_new_matched_tokens counts of such a prompt: it offers less than was stored, and "
     "what it leaves out is computed again."
@@ -186,11 +189,11 @@ def _could_be_found(case: Case, request: CaseRequest) -> bool:
 
 
 def _words(
-    whole: Sequence[CaseRequest], less: Sequence[CaseRequest], hits: int, unsure: bool
+    whole: Sequence[CaseRequest], less: Sequence[CaseRequest], hits: int, unsure: bool, failed: bool
 ) -> tuple[str, str]:
     """Title and headline. whole: the requests of which nothing was loaded or offered; less: those that the
     lookup found in part; hits: how many were found; unsure: of some the earlier save is not known to be at
-    rest."""
+    rest; failed: loads of some failed."""
     if unsure:
         headline = "prompts were not stored again after an earlier save of the same tokens"
         return "Not stored again after a save of these tokens: it was not seen that it came to rest", headline
@@ -202,5 +205,8 @@ def _words(
     if not hits:
         headline = "tokens that an earlier request stored are not stored again"
         return capital(headline), headline
+    if failed:
+        headline = "the store holds them already: they were computed again, as a load failed"
+        return f"{title}: they were computed again, as a load failed", headline
     behind = "the store holds them already: vLLM computes them behind a hit"
     return f"{title}: they are what a hit leaves to compute", behind

@@ -96,9 +96,11 @@ def rule(case: Case) -> Results:
                 *(seen := loads.reasons_and_places(case, wrong, CAUSE)),
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
+                *(late := _perhaps_late(case, seen)),
                 *_reused(case),
             ],
             remedy=[
+                *([kv_misplaced.KEPT] if late else []),
                 *_remedies(case, said, wrong, lost, any(unlike.BEHIND_HIT in line for line in seen)),
                 CAUSE.remedy,
             ],
@@ -123,6 +125,16 @@ def rule(case: Case) -> Results:
             f"of {plural(unknown, 'loaded block')} none could be compared with what the same tokens "
             "computed to in this run"
         )
+
+
+def _perhaps_late(case: Case, seen: Sequence[str]) -> list[str]:
+    """Where other prompts' KV came back, and may have been saved so."""
+    if not case.run.perhaps_late or not any(ANOTHER_PROMPT in line or ELSEWHERE in line for line in seen):
+        return []
+    return [
+        f"a thread read blocks that {plural(len(case.run.perhaps_late), 'request')} had had, and others had "
+        "by then: what was saved under their names may be these others' KV"
+    ]
 
 
 def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind: bool) -> list[str]:

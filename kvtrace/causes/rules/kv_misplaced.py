@@ -34,7 +34,7 @@ CAUSE = Cause(
 
 
 _EARLY = "reported as finished before it was read, so that its blocks may be another request's by then"
-_KEPT = "keep a request's blocks until they are read: return True from request_finished, then report the save"
+KEPT = "keep a request's blocks until they are read: return True from request_finished, then report the save"
 _SEEN_LATE = (
     "these blocks were read too late: they had been given to other requests, whose KV was saved in their "
     "place"
@@ -77,7 +77,7 @@ def rule(case: Case) -> Results:
         remedy=[
             *([_NOT_BEFORE] if early else []),
             *([PREEMPTED] if preempted else []),
-            _KEPT if late else CAUSE.remedy,
+            KEPT if late else CAUSE.remedy,
         ],
         events=case.events(CAUSE, event),
         headline=headline,

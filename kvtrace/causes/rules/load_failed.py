@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.ledger.loads.seen import REPORTED
 from kvtrace.ledger.reported import BACKGROUND, HARMLESS, LOAD_HOOKS
 from kvtrace.versions import since
 from kvtrace.words import of_all, plural
@@ -46,6 +47,9 @@ def rule(case: Case) -> Results:
             )
         return
     tokens = loads.tokens(case, failed, CAUSE)
+    how = "the connector reported it, its hook raised, or an exception was caught there"
+    if all(REPORTED in reason for row in failed for reason in row.reasons.get(LoadEnd.FAILED, ("",))):
+        how = "the connector reported it"
     evidence = loads.reasons_and_places(case, failed, CAUSE)
     evidence += [
         f"{e.hook}: {e.type}: {e.message} (at {e.where})" for e in case.run.exceptions if e.hook in LOAD_HOOKS
@@ -59,7 +63,7 @@ def rule(case: Case) -> Results:
         case,
         CAUSE,
         f"Loading failed for {plural(tokens, 'token')} of {of_all(len(failed), len(accepted), 'load')}: "
-        "the connector reported it, its hook raised, or an exception was caught there.",
+        f"{how}.",
         evidence=evidence,
         headline=f"loading failed for {plural(len(failed), 'request')}",
     )

@@ -56,14 +56,14 @@ def rule(case: Case) -> Results:
     accepted = loads.accepted(case)
     lost = loads.affected(case, CAUSE)
     if lost:
-        number = loads.tokens(case, lost, CAUSE)
+        number, where = loads.tokens(case, lost, CAUSE), loads.where(case, lost, CAUSE)
         yield loads.finding(
             case,
             CAUSE,
-            f"{plural(number, 'token')} accepted from the connector never reached the layers "
+            f"{plural(number, 'token')} accepted from the connector never reached {where} "
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
             evidence=[*loads.reasons_and_places(case, lost, CAUSE), *_resumed(case)],
-            headline=f"{plural(number, 'accepted token')} never written into the layers",
+            headline=f"{plural(number, 'accepted token')} never written into {where}",
             remedy=loads.remedy(case, lost, CAUSE, _where_others_came(case, accepted)),
         )
         return

@@ -28,15 +28,15 @@ def rule(case: Case) -> Results:
     accepted = loads.accepted(case)
     lost = loads.affected(case, CAUSE)
     if lost:
-        tokens = loads.tokens(case, lost, CAUSE)
+        tokens, where = loads.tokens(case, lost, CAUSE), loads.where(case, lost, CAUSE)
         promised = sum(row.accepted for row in lost)
         yield loads.finding(
             case,
             CAUSE,
-            f"{count(tokens)} of {plural(promised, 'accepted token')} did not reach the layers "
+            f"{count(tokens)} of {plural(promised, 'accepted token')} did not reach {where} "
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
             evidence=loads.reasons_and_places(case, lost, CAUSE),
-            headline=f"{plural(tokens, 'accepted token')} never written into the layers",
+            headline=f"{plural(tokens, 'accepted token')} never written into {where}",
             remedy=loads.remedy(case, lost, CAUSE),
         )
         return

@@ -18,13 +18,16 @@ from kvtrace.words import plural
 READ_ONLY = "the load read them there: what it filled may be a copy of them"
 ELSEWHERE = "which load nothing in the step"
 """Words of what is said of other requests whose slots a load wrote."""
+OF_NOBODY = "are of none of its requests"
+REPORTED = "reported by get_block_ids_with_load_errors"
+"""Words of what is said of blocks that did not load."""
 ENDED_BY_FAILURE = "FINISHED_ERROR"
 """What vLLM makes of a request whose load failed, unless kv_load_failure_policy is "recompute"
 (``v1/core/sched/scheduler.py``, 0.32.0)."""
 
 
 def reported(blocks: int) -> str:
-    return f"{plural(blocks, 'block')} reported by get_block_ids_with_load_errors"
+    return f"{plural(blocks, 'block')} {REPORTED}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,15 @@ import numpy as np
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import TOO_LATE, By, Gathered, InPair, Sign, Signs, bits, signs
-from kvtrace.ledger.loads.seen import ELSEWHERE, ENDED_BY_FAILURE, READ_ONLY, Failed, LoadsSeen, reported
+from kvtrace.ledger.loads.seen import (
+    ELSEWHERE,
+    ENDED_BY_FAILURE,
+    OF_NOBODY,
+    READ_ONLY,
+    Failed,
+    LoadsSeen,
+    reported,
+)
 from kvtrace.ledger.loads.steps_seen import LoadEvidence, LoadStepBit, PairBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
@@ -35,7 +43,7 @@ def failures(
         known = [one for one in here if _recomputed(one) or _ended(one) == ENDED_BY_FAILURE]
         whole = seen.alone and not known and len(seen.loads.get(step, ())) == len(here)
         heard = not (whole and all(_ended(one) in _RAN_ON for one in here))
-        of_nobody = f"{reported(blocks)} in this step are of none of its requests: vLLM computed nothing anew"
+        of_nobody = f"{reported(blocks)} in this step {OF_NOBODY}: vLLM computed nothing anew"
         whose = "" if known or len(seen.loads.get(step, ())) == 1 else _NOT_RECORDED
         for one in known or here:
             size = max(1, one.request.block or engines[one.asked.engine].block_size)

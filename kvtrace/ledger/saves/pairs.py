@@ -333,10 +333,14 @@ def _missed(others: OtherSlots) -> Iterator[tuple[int, Read]]:
 
 
 def _too_late(slots: Slots) -> Iterator[tuple[int, Read]]:
-    """(row of a request, its positions that were read after their blocks went to another one)."""
+    """(row of a request, its positions that were read, or may have been, after their blocks went to another
+    one)."""
     for row, reads in slots.late.items():
         for step, columns, positions in reads:
             yield row, Read(step, columns, positions, other=True, late=True)
+    for row, reads in slots.perhaps_late.items():
+        for step, columns, positions in reads:
+            yield row, Read(step, columns, positions, blind=Blind.OTHER_SLOTS)
 
 
 def _out_of_windows(watched: Watched, engine: Engine) -> Iterator[tuple[int, Read]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval
@@ -122,6 +123,13 @@ class LateReads:
         at = bisect_right(given, step)
         until = bisect_left(read, given[at]) if at < len(given) else len(read)
         return until - bisect_left(read, given[at - 1] if at else 0) <= 1
+
+    @cached_property
+    def again(self) -> bool:
+        """Whether some block is read more than once while one request has it: not each read is its own."""
+        return not all(
+            self._once(column, block, step) for (column, block), steps in self._read.items() for step in steps
+        )
 
     def gone(self, column: int, blocks: frozenset[int], step: int, holds: Holds) -> dict[int, list[Interval]]:
         """What a read of these blocks in a layer came too late for: row of a request -> positions whose

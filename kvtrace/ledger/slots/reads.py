@@ -80,7 +80,7 @@ class Slots:
         aimed: of the same: what a load read of the slots that it is to fill, before they were used. It is no
             read for a store, and where nothing is written there, what was filled is a copy.
         late: row of a request -> (step, columns, positions) that were read after their blocks went to
-            another one.
+            another one. perhaps_late: the same, where it is not known that they were read for that request.
         amounts: (step, column) -> how many slots were read.
         off: layers in which all that was read are whole numbers of blocks, several of them, and none begins
             with a block: whatever is meant, it is not these tokens.
@@ -102,6 +102,7 @@ class Slots:
     writes: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     aimed: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     late: Mapping[int, Sequence[tuple[int, int, tuple[Interval, ...]]]] = field(default_factory=dict)
+    perhaps_late: Mapping[int, Sequence[tuple[int, int, tuple[Interval, ...]]]] = field(default_factory=dict)
     amounts: Mapping[tuple[int, int], Amounts] = field(default_factory=dict)
     off: frozenset[int] = frozenset()
     tables: Mapping[int, int] = field(default_factory=dict)

@@ -98,6 +98,8 @@ class _Resolver:
         alone, watched = len(self._sizes) == 1, frozenset(touches.watched.tolist())
         self._late = LateReads(given, requests, self._sizes[0], watched) if alone else None
         self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
+        self._perhaps: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
+        """As ``_gone``, where it is not known for whom the read was."""
         self._in_time: dict[tuple[int, int], list[Interval]] = defaultdict(list)
         """(row of a request, layers) -> positions that threads read while its blocks were its own."""
         self._names = touches.names
@@ -142,7 +144,8 @@ class _Resolver:
             reads=self._by_request(_Use.READ),
             writes=self._by_request(_Use.WRITTEN),
             aimed=self._by_request(_Use.AIMED),
-            late=self._gone_by_request(),
+            late=_by_row(self._gone),
+            perhaps_late=_by_row(self._perhaps),
             amounts={
                 (at, column): found
                 for (at, layers), found in self._amounts.items()
@@ -279,9 +282,27 @@ class _Resolver:
             here = {block: {holder.row for holder in self._tables.holders(0, block)} for block in blocks}
             if not self._may_be_named({row for holders in here.values() for row in holders}):
                 gone = self._late.gone(one.layers, blocks, one.during, lambda row, block: row in here[block])
+            elif rows.code(one.record.head) == _BACKGROUND and not one.record.step and self._late.again:
+                self._perhaps_late(one, here)
         for row, positions in gone.items():
             self._gone[row, one.during, tuple(union(positions))] |= self._masks[one.layers]
         return tuple(gone)
+
+    def _perhaps_late(self, one: Alike, here: Mapping[int, set[int]]) -> None:
+        """A thread reads blocks, and no metadata that is understood, nor who asked for it, says for whom: it
+        may be for those who had the blocks before, and of whom they were not read.
+
+        Args:
+            here: block -> rows of the requests that have it.
+        """
+        size = self._sizes[0]
+        for block, rows_here in here.items():
+            for holder in self._tables.ever_held(0, block):
+                part = holder.place * size, (holder.place + 1) * size
+                in_time = self._in_time[holder.row, one.layers]
+                read = any(start < part[1] and end > part[0] for start, end in in_time)
+                if not read and holder.row not in rows_here and self._may_be_named({holder.row}):
+                    self._perhaps[holder.row, one.during, (part,)] |= self._masks[one.layers]
 
     def _may_be_named(self, rows: set[int]) -> bool:
         """Whether what is not understood of the metadata may name the blocks of a request that has them."""
@@ -353,17 +374,20 @@ class _Resolver:
     def _set(self, ident: int) -> SlotSet:
         return parse(self._names.get(ident, ""))
 
-    def _gone_by_request(self) -> dict[int, list[tuple[int, int, tuple[Interval, ...]]]]:
-        found: dict[int, list[tuple[int, int, tuple[Interval, ...]]]] = defaultdict(list)
-        for (row, step, positions), columns in self._gone.items():
-            found[row].append((step, columns, positions))
-        return dict(found)
-
     def _by_request(self, use: _Use) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
         for (row, touch), gathered in self._found[use].items():
             found[row].append(replace(touch, t=gathered.t, columns=gathered.columns))
         return dict(found)
+
+
+def _by_row(
+    gone: Mapping[tuple[int, int, tuple[Interval, ...]], int],
+) -> dict[int, list[tuple[int, int, tuple[Interval, ...]]]]:
+    found: dict[int, list[tuple[int, int, tuple[Interval, ...]]]] = defaultdict(list)
+    for (row, step, positions), columns in gone.items():
+        found[row].append((step, columns, positions))
+    return dict(found)
 
 
 def _known_tables(given: Sequence[Given], sizes: Sequence[int]) -> dict[int, int]:

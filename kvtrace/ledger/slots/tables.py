@@ -88,6 +88,10 @@ class BlockTables:
         at = bisect_right(past, step, key=lambda one: one[0])
         return past[at - 1][1] if at else ()
 
+    def ever_held(self, group: int, block: int) -> set[Holder]:
+        """Who has, or had, a block after any step so far."""
+        return {holder for _, holders in self._past.get((group, block), ()) for holder in holders}
+
     def _hold(self, key: tuple[int, int], holders: tuple[Holder, ...]) -> None:
         self._holders[key] = holders
         self._past[key].append((self._step, holders))
