@@ -658,10 +658,8 @@ def test_where_loads_began_tells_the_wrong_from_the_right(tmp_path: Path, right:
 @pytest.mark.parametrize("late", [True, False])
 def test_other_prompts_kv_may_have_been_copied_too_late(tmp_path: Path, late: bool) -> None:
     """Of a thread's copies: "nothing goes on naming a place of the store" was no help, it did not."""
-    run = (
-        Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("c", [1, 2, 3, 4]).loads("b", [5, 2, 7, 8]).run()
-    )
-    first = diagnose(replace(run, perhaps_late=frozenset({1} if late else ()))).findings[0]
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9], B).run()
+    first = diagnose(replace(run, perhaps_late=frozenset({0} if late else ()))).findings[0]
     assert first.id == "kv-load-wrong"
     assert any("a thread read blocks that 1 request had had" in line for line in first.evidence) is late
     assert first.remedy[0].startswith("Keep a request's blocks until they are read") is late
