@@ -6,7 +6,7 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from kvtrace.verify.served import Server, TracedServer
 from kvtrace.verify.store import Store
 from kvtrace.verify.suite import ask, observed
 from kvtrace.verify.workload import Streams
+from kvtrace.words import listed
 
 _MOST_COMPARED = 24
 """Prompts that an engine without the connector is asked."""
@@ -216,6 +217,8 @@ class _One:
         answers = [_with_case(one, *smaller.get(one.id, ("", ""))) for one in answers]
         if options.case:
             answers = [one for one in answers if one.verdict.answer is not Answer.NOT_APPLICABLE]
+        tried = alone.keys() | {ident for ident, (_, says) in smaller.items() if says}
+        self._notes += [] if options.case else _untried(answers, tried)
         again = {
             one.key: shlex.join(repeats(options, self._kind, one)) for one in answers if _repeatable(one)
         }
@@ -357,6 +360,17 @@ def _with_case(one: Answered, case: str, says: str) -> Answered:
         return one
     evidence = [*verdict.evidence, f"the smallest case: {says}"]
     return replace(one, verdict=replace(verdict, case=case, evidence=evidence))
+
+
+def _untried(answers: Sequence[Answered], tried: Collection[str]) -> list[str]:
+    """What to know of cases that were seen to fail among others, and not asked by themselves."""
+    names = [one.id for one in answers if _repeatable(one) and one.id not in tried]
+    if not names:
+        return []
+    return [
+        f"not asked by themselves: the cases of {listed(names)}; one that passes so needs what was asked before "
+        "it: repeat the whole suite"
+    ]
 
 
 def _repeatable(one: Answered) -> bool:

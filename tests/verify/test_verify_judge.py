@@ -26,7 +26,7 @@ from kvtrace.verify.judging import noise, other_answers
 from kvtrace.verify.observed import Arm, EngineFacts, Observed, Settings, taken_unit, with_stored
 from kvtrace.verify.property import Property, judged, workloads
 from kvtrace.verify.registry import of_suite
-from kvtrace.verify.session import Options, Small, repeats
+from kvtrace.verify.session import Options, Small, _untried, repeats
 from kvtrace.verify.shrink import Shrinker
 from kvtrace.verify.suite import ask, observed, probes
 from kvtrace.verify.workload import RESET, STORE_ACTS, Streams, parse
@@ -1156,6 +1156,16 @@ def test_a_failures_command_names_property_model_and_store() -> None:
         "--case", "restart: a96 ; restart a96", "--suite", "full", "--store", "s",
         "--connector", "ExampleConnector", "--model", "mla",
     ]  # fmt: skip
+
+
+def test_cases_that_failed_among_others_alone_are_said_to_have() -> None:
+    """Of a store that is full it fails with what the suite asked before it, and passes alone."""
+    case = Verdict(Answer.FAILED, "", case="a96 ; a96")
+    answers = [Answered("repeated", "", case), Answered("lengths", "", case), Answered("ended", "", case)]
+    answers += [Answered("outputs", "", Verdict(Answer.PROVED, ""))]
+    (note,) = _untried(answers, {"lengths"})
+    assert note.startswith("not asked by themselves: the cases of repeated, ended;")
+    assert not _untried(answers, {"repeated", "lengths", "ended"})
 
 
 def test_a_hook_that_fills_the_steps_it_works_in_holds_them_up() -> None:
