@@ -368,8 +368,8 @@ def _untried(answers: Sequence[Answered], tried: Collection[str]) -> list[str]:
     if not names:
         return []
     return [
-        f"not asked by themselves: the cases of {listed(names)}; one that passes so needs what was asked before "
-        "it: repeat the whole suite"
+        f"not asked by themselves: the cases of {listed(names)}; one that passes so needs what was asked "
+        "before it: repeat the whole suite"
     ]
 
 
