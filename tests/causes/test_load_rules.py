@@ -525,6 +525,25 @@ def test_load_failed_by_blocks(tmp_path: Path) -> None:
     assert finding.title.endswith("of the only load: the connector reported it.")
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_is_computed_behind_a_failed_load(tmp_path: Path, fails: bool) -> None:
+    """It was called "what a hit leaves to compute", and is more than that."""
+    sim = Sim(tmp_path, kv_blocks=32)
+    sim.one_step("a", 128, [Entry("a", 128, 128, 0)], digest=1)
+    step = sim.one_step("b", 128, taken=96, digest=1, ends=False)
+    if fails:
+        sim.load_errors(0, step, 1)
+        sim.step([Chunk("b", 64, 64)], prompts={"b": 128})
+    sim.finish("b", 128)
+    sim.write()
+    run = read_run(tmp_path)
+    finding = the(diagnose(replace(run, base=graded(run.base, Grade.WRITTEN))), "already-stored")
+    assert ("computed again, as a load failed" in finding.title) is fails
+    assert (
+        finding.remedy[-1] == "See why their load failed: what lies behind it is computed again."
+    ) is fails
+
+
 OF_NOBODY = "of none of its requests: vLLM computed nothing anew"
 
 

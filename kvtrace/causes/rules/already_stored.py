@@ -11,7 +11,7 @@ from kvtrace.causes.evidence.loads import findable, missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
-from kvtrace.ledger.ends import NOT_ARRIVED
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
 from kvtrace.words import capital, of_all, plural
@@ -118,7 +118,7 @@ def rule(case: Case) -> Results:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
     whole = [r for r in rows if not r.external and not r.entries]
     less = [r for r in rows if r.offered > 0 and _could_be_found(case, r)]
-    failed = {row.request for row in case.run.load_rows if any(map(row.ends.get, NOT_ARRIVED))}
+    failed = {row.request for row in case.run.load_rows if row.ends.get(LoadEnd.FAILED)}
     title, headline = _words(whole, less, hits, bool(unsure), any(r.row in failed for r in rows))
     of = (
         of_all(len(unsure), len(rows), "request")
