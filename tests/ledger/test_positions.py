@@ -284,6 +284,19 @@ def test_without_a_known_read_each_unknown_one_may_be_late(tmp_path: Path) -> No
     assert alike(sim) == {(0, 64): TAKEN}
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_others_slots_stand_for_none_of_another_layer(tmp_path: Path, layer: int) -> None:
+    """A connector that leaves a layer out, and copies other requests' KV beside: it was called misplaced."""
+    sim = cache(tmp_path)
+    prefill(sim, "z", 0, 64)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64, layers=[0])
+    sim.read("z", 0, 64, layers=[layer])
+    for one in ("z", "a"):
+        sim.finish(one, 64)
+    assert by_pair(sim)[1] == {(0, 64): NOTHING if layer == 0 else MISPLACED}
+
+
 @pytest.mark.parametrize(("watched", "fate"), [(True, LATE), (False, TAKEN)])
 def test_what_an_unwatched_step_named_may_have_been_read(tmp_path: Path, watched: bool, fate: str) -> None:
     """Later its blocks are read as another request's, which is not named."""

@@ -10,9 +10,10 @@ from kvtrace.ledger.slots.reads import Slots, covered, in_layer
 
 def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> bool:
     """Whether a step's calls read other slots instead of those that are missing, in all layers together:
-    slots that hold no token, or none yet, slots that they had read already, slots of requests that the step
-    does not name, or of its own where nothing that it names was read, unless these were due since an earlier
-    step. The very slots that it names, read before they were computed, are no others.
+    slots that hold no token, or none yet, slots that they had read already, in layers that lack some, slots
+    of requests that the step does not name, or of its own where nothing that it names was read, unless these
+    were due since an earlier step. The very slots that it names, read before they were computed, are no
+    others.
 
     Args:
         row: of the step.
@@ -27,7 +28,9 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
         if not any(intersect(own[one], parts) for one, parts in named.items()):
             own.clear()  # nothing that it names: of the same requests these are other slots, too
         again = cells[column].slots - amount.read if column in cells else 0  # by one call
-        foreign = amount.read - amount.useless - sum(map(length, own.values()))
+        lacks = any(subtract(parts, own.get(one, [])) for one, parts in named.items())
+        # Where a layer has all that is named, others' slots of it stand for none of another layer.
+        foreign = amount.read - amount.useless - sum(map(length, own.values())) if lacks else 0
         if foreign > 0:
             read = slots.read_in.get(step, frozenset()) - own.keys()
             foreign -= sum(_due_of(slots, stores, row, column, one) for one in read)
