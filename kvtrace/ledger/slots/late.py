@@ -125,7 +125,7 @@ class LateReads:
         return until - bisect_left(read, given[at - 1] if at else 0) <= 1
 
     @cached_property
-    def again(self) -> bool:
+    def reads_more_than_once(self) -> bool:
         """Whether some block is read more than once while one request has it: not each read is its own."""
         return not all(
             self._once(column, block, step) for (column, block), steps in self._read.items() for step in steps

@@ -282,7 +282,11 @@ class _Resolver:
             here = {block: {holder.row for holder in self._tables.holders(0, block)} for block in blocks}
             if not self._may_be_named({row for holders in here.values() for row in holders}):
                 gone = self._late.gone(one.layers, blocks, one.during, lambda row, block: row in here[block])
-            elif rows.code(one.record.head) == _BACKGROUND and not one.record.step and self._late.again:
+            elif (
+                rows.code(one.record.head) == _BACKGROUND
+                and not one.record.step
+                and self._late.reads_more_than_once
+            ):
                 self._perhaps_late(one, here)
         for row, positions in gone.items():
             self._gone[row, one.during, tuple(union(positions))] |= self._masks[one.layers]
