@@ -63,8 +63,8 @@ def rule(case: Case) -> Results:
     did, done = ("took", "seen to be read") if unread else ("offered", "offered")
     evidence = [
         *unlike.of_saves(case, CAUSE),
-        f"of {count(len(without))} of these nothing was {done}, of {count(len(rows) - len(without))} a part; "
-        f"of {plural(len(other), 'other prompt')} something was" + "".join(_disturbed(rows, other)),
+        _how_much(len(without), len(rows) - len(without), len(other), done)
+        + "".join(_disturbed(rows, other)),
         *([f"the metadata of {of_all(unread, len(rows), 'prompt')} {_NOT_UNDERSTOOD}"] if unread else []),
         f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
@@ -100,6 +100,15 @@ def rule(case: Case) -> Results:
             *([_SLOTS_REMEDY] if unread and part else []),
         ],
         headline=headline,
+    )
+
+
+def _how_much(nothing: int, part: int, others: int, done: str) -> str:
+    """Of how many of these prompts nothing was ``done``, of how many a part; and of how many others some."""
+    of = {"nothing of": nothing, "a part of": part}
+    said = " and ".join(f"{words} {count(number)}" for words, number in of.items() if number)
+    return f"{said} of these was {done}" + (
+        f"; some of {plural(others, 'other prompt')} was" if others else ""
     )
 
 
