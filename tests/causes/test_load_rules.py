@@ -484,9 +484,9 @@ def test_what_was_loaded_into_other_requests_slots(tmp_path: Path, written: int,
     ("ranks", "layers", "where", "remedy"),
     [
         ([0, 1], [0, 1], "the layers", "Look at start_load_kv"),
-        ([1], [0, 1], "the layers on rank 1", "A lookup speaks for all ranks"),
+        ([1], [0, 1], "the layers on rank 1", "See whether every rank loads"),
         ([0, 1], [1], "1 of 2 layers", "See whether start_load_kv goes through all layers"),
-        ([1], [1], "1 of 2 layers on rank 1", "A lookup speaks for all ranks"),
+        ([1], [1], "1 of 2 layers on rank 1", "See whether every rank loads"),
     ],
 )
 def test_where_a_load_did_not_come(

@@ -250,8 +250,8 @@ _NOT_THEIRS = (
     "their places in its table or in the store: vLLM computes those anew."
 )
 _SOME_RANKS = (
-    "A lookup speaks for all ranks: let it answer what each of them finds under its own keys, not what one "
-    "has."
+    "See whether every rank loads, and finds what it looks for: the lookup speaks for all ranks, so let it "
+    "answer what each of them has."
 )
 _SOME_LAYERS = (
     "See whether start_load_kv goes through all layers, and whether the lookup answers what is still being "
