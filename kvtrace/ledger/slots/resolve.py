@@ -99,7 +99,7 @@ class _Resolver:
         self._late = LateReads(given, requests, self._sizes[0], watched) if alone else None
         self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
         self._perhaps: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
-        """As ``_gone``, where it is not known for whom the read was."""
+        """As ``_gone``, where it is not known for whom the read was; of no step."""
         self._in_time: dict[tuple[int, int], list[Interval]] = defaultdict(list)
         """(row of a request, layers) -> positions that threads read while its blocks were its own."""
         self._names = touches.names
@@ -301,12 +301,12 @@ class _Resolver:
         """
         size = self._sizes[0]
         for block, rows_here in here.items():
-            for holder in self._tables.ever_held(0, block):
+            for holder in self._tables.held_before(0, block):
                 part = holder.place * size, (holder.place + 1) * size
                 in_time = self._in_time[holder.row, one.layers]
                 read = any(start < part[1] and end > part[0] for start, end in in_time)
                 if not read and holder.row not in rows_here and self._may_be_named({holder.row}):
-                    self._perhaps[holder.row, one.during, (part,)] |= self._masks[one.layers]
+                    self._perhaps[holder.row, 0, (part,)] |= self._masks[one.layers]
 
     def _may_be_named(self, rows: set[int]) -> bool:
         """Whether what is not understood of the metadata may name the blocks of a request that has them."""

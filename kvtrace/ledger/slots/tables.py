@@ -20,6 +20,9 @@ from kvtrace.ledger.steps import NEVER
 from kvtrace.trace import rows
 from kvtrace.trace.format import Flag
 
+_MOST_PAST = 64
+"""Changes of a block's holders that are looked at: what is older has long been read or lost."""
+
 
 class Holder(NamedTuple):
     """A request's hold on a block."""
@@ -88,9 +91,10 @@ class BlockTables:
         at = bisect_right(past, step, key=lambda one: one[0])
         return past[at - 1][1] if at else ()
 
-    def ever_held(self, group: int, block: int) -> set[Holder]:
-        """Who has, or had, a block after any step so far."""
-        return {holder for _, holders in self._past.get((group, block), ()) for holder in holders}
+    def held_before(self, group: int, block: int) -> set[Holder]:
+        """Who has a block, and the last ones who had it."""
+        past = self._past.get((group, block), [])[-_MOST_PAST:]
+        return {holder for _, holders in past for holder in holders}
 
     def _hold(self, key: tuple[int, int], holders: tuple[Holder, ...]) -> None:
         self._holders[key] = holders
