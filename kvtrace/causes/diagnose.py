@@ -218,7 +218,7 @@ def _ledger(case: Case) -> Ledger[str]:
         tokens={name: n for name in {**accounts, **tokens} if (n := tokens.get(name, 0)) or accounts[name]},
         total_tokens=case.total_tokens,
         trust=measured.level(seen, run.trust) if connected and run.total else "none",
-        trust_note=_trust_note(grades.values(), sent) if connected and run.total else "",
+        trust_note=_trust_note(run, grades.values(), sent) if connected and run.total else "",
         grades={name: dict(grades[name]) for name, amount in accounts.items() if amount},
         sent=dict(sent),
         prompts=_prompts(case),
@@ -239,9 +239,11 @@ def _prompts(case: Case) -> dict[str, dict[Grade, int]]:
     return {name: of for name, of in found.items() if any(of.values())}
 
 
-def _trust_note(grades: Iterable[Mapping[Grade, int]], sent: Mapping[str, int]) -> str:
+def _trust_note(run: Run, grades: Iterable[Mapping[Grade, int]], sent: Mapping[str, int]) -> str:
     """What the grades of the ledger of saves mean, and how much of what is read was seen to be sent."""
     note = measured.note(measured.shown(grades))
+    if any(group.window for engine in run.engines for group in engine.token_groups):
+        note += "; of layers with a window only what lies in it comes back"
     if not sent:
         return note
     amount = plural(sum(sent.values()), "token-layer")

@@ -423,7 +423,9 @@ def test_a_load_of_layers_with_a_window_says_so(tmp_path: Path) -> None:
     sim = loading(tmp_path, engine_facts={"kv_groups": groups})
     for layer in range(2):
         sim.effect(0, sim.step_id, layer, 96, hook="start_load_kv", flags=LOAD)
-    out = ruled_out(analyse(sim))
+    diagnosis = analyse(sim)
+    assert diagnosis.saves.trust_note.endswith("; of layers with a window only what lies in it comes back")
+    out = ruled_out(diagnosis)
     assert "measured in every layer; of layers with a window what it holds" in out["load-not-injected"]
     assert out["loaded-partly"].endswith("; of layers with a window what it holds")
 
