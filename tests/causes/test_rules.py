@@ -510,6 +510,17 @@ def test_stores_a_step_late_are_as_good_a_reason_as_a_unit(tmp_path: Path, late:
     assert ("or what a prompt's last step computes" in found.headline) == late
 
 
+def test_what_a_last_step_computed_and_was_stored_is_not_denied(tmp_path: Path) -> None:
+    """No step's own tokens are offered in it, as where a thread copies later: the last ones are, too."""
+
+    def later(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        return [Entry(prompt.id, end // 64 * 64, end, 0)] if index else []
+
+    sim = served(tmp_path, [700, 1000, 1300, 600, 1100], Policy(later), ints={"unit": 64})
+    (found,) = analyse(sim).findings
+    assert found.id == "below-save-granularity" and "last step" not in found.headline
+
+
 def test_a_block_that_two_chunks_fill_is_one_finding(tmp_path: Path) -> None:
     """It was a fault of the slot mapping for one request, and had no known reason for another."""
 

@@ -55,12 +55,6 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
     not_here = f"none of these {count(len(these))}" if len(these) > 1 else "not this one"
     there = f"of the {count(len(those))} that {fared}"
     found = []
-    for words, has in _PROPERTIES.items():
-        ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
-        if ours == {True} and theirs == {False}:
-            found.append(f"{words}: {here}, none {there}")
-        elif ours == {False} and theirs == {True}:
-            found.append(f"{words}: {not_here}, all {there}")
     least, most = min(one.prompt for one in these), max(one.prompt for one in these)
     low, high = min(one.prompt for one in those), max(one.prompt for one in those)
     if least > high:
@@ -71,6 +65,12 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
         found.append(
             f"prompts of {count(most)} tokens at most: {here}; {there} the shortest has {count(low)}"
         )
+    for words, has in _PROPERTIES.items():
+        ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
+        if ours == {True} and theirs == {False}:
+            found.append(f"{words}: {here}, none {there}")
+        elif ours == {False} and theirs == {True}:
+            found.append(f"{words}: {not_here}, all {there}")
     return found[:_MOST]
 
 

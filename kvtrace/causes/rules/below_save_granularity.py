@@ -149,7 +149,7 @@ def _a_step_late(case: Case, tag: int, unit: Unit) -> bool:
             for r in stored
             if r.chunks > 1
         )
-        and not any(r.chunks == 1 for r in stored)
+        and not any(r.chunks == 1 or (r.chunks == 2 and r.stored_end > r.first_end) for r in stored)
     )
 
 
