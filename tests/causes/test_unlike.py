@@ -40,23 +40,23 @@ def test_a_property_is_told_both_ways(tmp_path: Path, fields: dict[str, Any], wo
     for row in [0, *some] if "digest" in fields else some:  # the first of a prompt repeats none
         for name, value in fields.items():
             setattr(case.requests[row], name, value)
-    assert unlike.told_apart(case, some, others, "were saved") == [
-        f"{words}: all 3 of these, none of the 3 that were saved"
+    assert unlike.told_apart(case, some, others, unlike.SAVED) == [
+        f"{words}: all 3 of these, none of the 3 others of which some was saved"
     ]
-    assert unlike.told_apart(case, others, some, "were saved") == [
-        f"{words}: none of these 3, all of the 3 that were saved"
+    assert unlike.told_apart(case, others, some, unlike.SAVED) == [
+        f"{words}: none of these 3, all of the 3 others of which some was saved"
     ]
 
 
 def test_lengths_tell_by_the_longest_and_the_shortest(tmp_path: Path) -> None:
     case = case_of(tmp_path, [70, 75, 200, 210, 220])
-    assert unlike.told_apart(case, [0, 1], [2, 3, 4], "came whole") == [
-        "prompts of 75 tokens at most: all 2 of these; of the 3 that came whole the shortest has 200"
+    assert unlike.told_apart(case, [0, 1], [2, 3, 4], unlike.CAME) == [
+        "prompts of 75 tokens at most: all 2 of these; of the 3 others that came whole the shortest has 200"
     ]
-    assert unlike.told_apart(case, [2, 3, 4], [0, 1], "came whole") == [
-        "prompts of 200 tokens or more: all 3 of these; of the 2 that came whole the longest has 75"
+    assert unlike.told_apart(case, [2, 3, 4], [0, 1], unlike.CAME) == [
+        "prompts of 200 tokens or more: all 3 of these; of the 2 others that came whole the longest has 75"
     ]
-    assert not unlike.told_apart(case, [0, 2], [1, 3, 4], "came whole")
+    assert not unlike.told_apart(case, [0, 2], [1, 3, 4], unlike.CAME)
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,19 @@ def test_of_a_few_requests_nothing_is_told(tmp_path: Path, mine: int, others: in
     case = case_of(tmp_path, [70] * (mine + others))
     for request in case.requests[:mine]:
         request.preemptions = 1
-    found = unlike.told_apart(case, range(mine), range(mine, mine + others), "were saved")
+    found = unlike.told_apart(case, range(mine), range(mine, mine + others), unlike.SAVED)
     who = "this one" if mine == 1 else f"all {mine} of these"
-    assert found == ([f"preempted: {who}, none of the {others} that were saved"] if told else [])
+    assert found == (
+        [f"preempted: {who}, none of the {others} others of which some was saved"] if told else []
+    )
 
 
 def test_one_exception_to_it_and_it_is_not_told(tmp_path: Path) -> None:
     case = case_of(tmp_path, [70] * 8)
     for request in case.requests[:5]:
         request.preemptions = 1
-    assert not unlike.told_apart(case, range(4), range(4, 8), "were saved")
-    assert not unlike.told_apart(case, [], range(8), "were saved")
+    assert not unlike.told_apart(case, range(4), range(4, 8), unlike.SAVED)
+    assert not unlike.told_apart(case, [], range(8), unlike.SAVED)
 
 
 def test_lookups_that_miss_are_told_from_those_that_find(tmp_path: Path) -> None:
@@ -88,5 +90,6 @@ def test_lookups_that_miss_are_told_from_those_that_find(tmp_path: Path) -> None
     diagnosis = analyse(sim)
     for ident in ("lookup-miss", "key-mismatch"):  # one lookup each, of one cause
         assert the(diagnosis, ident).evidence[0] == (
-            "prompts of 200 tokens or more: all 2 of these; of the 3 that found something the longest has 90"
+            "prompts of 200 tokens or more: all 2 of these; of the 3 others that found something the longest "
+            "has 90"
         )

@@ -649,7 +649,8 @@ def test_where_loads_began_tells_the_wrong_from_the_right(tmp_path: Path, right:
     run = cache.loads_behind("c", [5, 7, 6, 8]).loads_behind("d", [5, 7, 6, 8]).run()
     first = diagnose(run).findings[0]
     said = first.evidence[0] == (
-        "begun behind a hit in the GPU's own prefix cache: all 2 of these, none of the 3 that came whole"
+        "begun behind a hit in the GPU's own prefix cache: all 2 of these, none of the 3 others that came "
+        "whole"
     )
     asked = first.remedy[0].startswith("See whether start_load_kv, or the metadata, counts from the first")
     assert first.id == "kv-load-wrong" and said == asked == (right == "a load from the first token")

@@ -3,6 +3,7 @@ hold the same by design."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,8 @@ def test_what_stands_in_the_wrong_layers_is_said(tmp_path: Path, numbers: list[i
     ("prints", "numbers", "remedy"),
     [
         ([5, 99, 7], [RIGHT[0], [21, 22, 24, 23], RIGHT[2]], "Store and load each layer under its own name"),
-        ([5, 7, 6], [], "Check which block of the request each saved and each loaded one is"),
-        ([5, 8, 8], [], "Check which block of the request each saved and each loaded one is"),
+        ([5, 7, 6], [], "Check what is paired with what"),
+        ([5, 8, 8], [], "Check what is paired with what"),
     ],
 )
 def test_what_the_kv_is_has_its_own_remedy(
@@ -77,6 +78,24 @@ def test_what_the_kv_is_has_its_own_remedy(
     diagnosis = diagnose(loads(cache(tmp_path), prints, numbers))
     (found,) = (one for one in diagnosis.findings if one.id == "kv-load-wrong")
     assert found.remedy[0].startswith(remedy) and found.remedy[-1].startswith("Check the key")
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_where_blocks_are_counted_from_matters_behind_a_chunk(
+    tmp_path: Path, chunks: int, asynchronous: bool
+) -> None:
+    """Of prompts of one chunk, without hits, the remedy spoke of the GPU's prefix cache; of an asynchronous
+    load it did not say that it may have been reported too early."""
+    run = loads(cache(tmp_path), [5, 7, 6], [])
+    requests = [one._replace(chunks=chunks) for one in run.requests]
+    rows = [replace(one, asynchronous=asynchronous) for one in run.load_rows]
+    found = diagnose(replace(run, requests=requests, load_rows=rows)).findings[0]
+    start = "Check which block of the request" if chunks > 1 else "Check what is paired with what"
+    assert found.id == "kv-load-wrong" and found.remedy[0].startswith(start)
+    assert (
+        any(one.startswith("In get_finished, name a load only once") for one in found.remedy) is asynchronous
+    )
 
 
 def test_layers_of_another_kv_cache_group_are_named(tmp_path: Path) -> None:

@@ -284,6 +284,17 @@ def test_without_a_known_read_each_unknown_one_may_be_late(tmp_path: Path) -> No
     assert alike(sim) == {(0, 64): TAKEN}
 
 
+@pytest.mark.parametrize("understood", [True, False])
+def test_a_table_in_metadata_not_understood_is_no_order(tmp_path: Path, understood: bool) -> None:
+    """The blocks of all who run stood in it: of one that is not to be stored none was read, a fault."""
+    sim = cache(tmp_path)
+    witness(sim)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)], unreadable=not understood)
+    sim.step([], tokens=1)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): NOTHING if understood else UNSEEN}
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 def test_others_slots_stand_for_none_of_another_layer(tmp_path: Path, layer: int) -> None:
     """A connector that leaves a layer out, and copies other requests' KV beside: it was called misplaced."""

@@ -12,7 +12,7 @@ from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.words import count
 
 BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
-SAVED, CAME, FOUND = "were saved", "came whole", "found something"
+SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found something"
 """How the others fared."""
 _LEAST = 10
 """Ways to choose so many requests of all: one of them by chance is the one that a property tells."""
@@ -53,7 +53,7 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
     these, those = ([case.requests[row] for row in rows] for rows in (mine, others))
     here = f"all {count(len(these))} of these" if len(these) > 1 else "this one"
     not_here = f"none of these {count(len(these))}" if len(these) > 1 else "not this one"
-    there = f"of the {count(len(those))} that {fared}"
+    there = f"of the {count(len(those))} others {fared}"
     found = []
     least, most = min(one.prompt for one in these), max(one.prompt for one in these)
     low, high = min(one.prompt for one in those), max(one.prompt for one in those)

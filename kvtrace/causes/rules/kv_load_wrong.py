@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvtrace.causes.diagnosis import RuledOut
 from kvtrace.causes.evidence import loads, unlike
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
-from kvtrace.causes.rules import kv_misplaced, kv_stale
+from kvtrace.causes.rules import kv_misplaced, kv_stale, load_after_use
 from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
 from kvtrace.ledger.contents.compare import (
     ALTERED,
@@ -67,6 +67,11 @@ _BY_WORDS = (
     (TWICE, "go on to the next block of the store, and of the request, with each one"),
 )
 """What the fingerprints say in these words has its own remedy."""
+_PAIRED = (
+    "check what is paired with what, one by one: the name and the content of each piece that is saved, the "
+    "key and the block of each that is loaded; one that is passed over shifts all behind it"
+)
+"""Of blocks of the same prompt, where neither a hit nor a chunk lies before them."""
 _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
     "prompt's first one: the tokens of the GPU's prefix cache (num_computed_tokens of the lookup) lie between"
@@ -144,7 +149,14 @@ def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind:
     preempted = {request.digest for request in case.requests if request.preemptions}
     if SAME_PROMPT in said and any(case.requests[row.request].digest in preempted for row in wrong):
         where.append(kv_misplaced.PREEMPTED)
-    return first or where + list(dict.fromkeys(remedy for words, remedy in _BY_WORDS if words in said))
+    begins_behind = any(one.local or one.chunks > 1 for one in case.requests)
+    told = [
+        _PAIRED if words == SAME_PROMPT and not begins_behind else remedy
+        for words, remedy in _BY_WORDS
+        if words in said
+    ]
+    later = [load_after_use.TOLD_EARLY] if all(row.asynchronous for row in wrong) else []
+    return first or where + list(dict.fromkeys(told)) + later
 
 
 def stored_so(case: Case, lost: int) -> list[str]:

@@ -32,7 +32,7 @@ CAUSE = Cause(
 )
 
 
-_TOLD_EARLY = "In get_finished, name a load only once its last slot is written, in every layer."
+TOLD_EARLY = "In get_finished, name a load only once its last slot is written, in every layer."
 _WRITTEN_LATE = frozenset({TOO_LATE, HELD_BEFORE})
 _WAITED_TOO_SHORT = (
     "Let wait_for_layer_load return only once its own layer is written (or start_load_kv, once all are): "
@@ -71,7 +71,7 @@ def rule(case: Case) -> Results:
 
 def _remedy(early: list[LoadOf]) -> list[str]:
     if all(row.asynchronous for row in early):
-        return [_TOLD_EARLY]
+        return [TOLD_EARLY]
     written_late = [
         bool(_WRITTEN_LATE.intersection(row.reasons.get(LoadEnd.USED_BEFORE, ()))) for row in early
     ]

@@ -20,7 +20,7 @@ def rule(case: Case) -> Results:
     if not empty or "role-does-not-save" in case.assigned:
         return
     also = ["wait_for_save"] if all("wait_for_save" in connector.noop for connector in empty) else []
-    place = "asynchronously, in neither of the save hooks" if also else "in wait_for_save"
+    place = "asynchronously, in neither of the save hooks" if also else "in wait_for_save or later"
     yield case.finding(
         CAUSE,
         f"save_kv_layer does nothing in {listed(c.cls for c in empty)}: it saves {place}.",

@@ -65,8 +65,8 @@ def rule(case: Case) -> Results:
         yield case.finding(
             CAUSE,
             f"Fewer bytes came to rest than were read{amount}. Is that meant: narrower numbers, "
-            "compression, a part kept in memory, places that are used again, or KV that the store had "
-            "already?",
+            "compression, a part kept in memory, places that are used again, KV that was read twice, or KV "
+            "that the store had already?",
             severity=LIMIT,
             evidence=[sizes.in_words(one) for one in narrower[:3]],
             headline="fewer bytes came to rest than were read",
