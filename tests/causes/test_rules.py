@@ -510,6 +510,18 @@ def test_stores_a_step_late_are_as_good_a_reason_as_a_unit(tmp_path: Path, late:
     assert ("or what a prompt's last step computes" in found.headline) == late
 
 
+@pytest.mark.parametrize("most", [96, 160])
+def test_a_store_that_ends_within_the_first_chunk_is_no_chunk(tmp_path: Path, most: int) -> None:
+    """The first three blocks of each prompt alone: that was called the first chunk, of 160 tokens."""
+
+    def first(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        taken = min(end, most) // 32 * 32
+        return [] if index else [Entry(prompt.id, taken, end, 0)]
+
+    sim = served(tmp_path, [200, 250, 300, 150, 50], Policy(first), batched=160, ints={"unit": 32})
+    assert ("first-chunk-only" in ids(analyse(sim))) is (most == 160)
+
+
 def test_what_a_last_step_computed_and_was_stored_is_not_denied(tmp_path: Path) -> None:
     """No step's own tokens are offered in it, as where a thread copies later: the last ones are, too."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.case import CaseRequest
+from kvtrace.causes.evidence.loads import whole_size
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.terms import Grade
@@ -42,6 +43,8 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
     request = case.requests[span.request]
     if span.phase == "decode" or not (first_chunk_alone(request) or offered_once(case, request)):
         return []
+    if request.first_end - request.stored_end > whole_size(case, request)[1]:
+        return []  # its store ends before its first chunk does: not for the chunk
     if case.once(("chunk by chunk", span.engine), lambda: _any_chunk_by_chunk(case, span.engine)):
         return []
     if span.grade >= Grade.READ and (request.grade or Grade.PROVED) < Grade.READ:
