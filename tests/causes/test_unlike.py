@@ -48,6 +48,15 @@ def test_a_property_is_told_both_ways(tmp_path: Path, fields: dict[str, Any], wo
     ]
 
 
+def test_a_hit_of_the_others_alone_is_no_hit_of_these(tmp_path: Path) -> None:
+    """The remedy of loads behind a hit was given for the loads that had none, too."""
+    case = case_of(tmp_path, [70] * 6)
+    for request in case.requests[:3]:
+        request.local = 32
+    assert unlike.behind_hits(unlike.told_apart(case, [0, 1, 2], [3, 4, 5], unlike.CAME))
+    assert not unlike.behind_hits(unlike.told_apart(case, [3, 4, 5], [0, 1, 2], unlike.CAME))
+
+
 def test_lengths_tell_by_the_longest_and_the_shortest(tmp_path: Path) -> None:
     case = case_of(tmp_path, [70, 75, 200, 210, 220])
     assert unlike.told_apart(case, [0, 1], [2, 3, 4], unlike.CAME) == [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
@@ -221,15 +221,12 @@ def events(case: Case, rows: Iterable[LoadOf], cause: Cause) -> list[Event]:
 
 def reasons(rows: Iterable[LoadOf], cause: Cause) -> list[str]:
     """What was seen, each once, with how many requests it concerns."""
-    seen: dict[str, int] = {}
-    for row in rows:
-        for reason in (reason for end in cause.load_ends for reason in row.reasons.get(end, ())):
-            seen[reason] = seen.get(reason, 0) + 1
-    ordered = sorted(seen.items(), key=lambda item: -item[1])
-    return [
-        f"{reason} ({'each of ' if n > 1 else ''}{plural(n, 'request')})"
-        for reason, n in ordered[:_MOST_REASONS]
-    ]
+    seen = Counter(_each_reason(rows, cause)).most_common(_MOST_REASONS)
+    return [f"{reason} ({'each of ' if n > 1 else ''}{plural(n, 'request')})" for reason, n in seen]
+
+
+def _each_reason(rows: Iterable[LoadOf], cause: Cause) -> Iterator[str]:
+    return (reason for row in rows for end in cause.load_ends for reason in row.reasons.get(end, ()))
 
 
 _OTHERS = (
@@ -262,7 +259,7 @@ _SOME_LAYERS = (
 def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
     """Of what was not written: first what the reasons, the amounts or the pairs point at. ``of_cause``: in
     place of the cause's."""
-    said = {reason for row in rows for end in cause.load_ends for reason in row.reasons.get(end, ())}
+    said = set(_each_reason(rows, cause))
     from_zero = all(row.local and tokens(case, [row], cause) == row.local for row in rows)
     ranks, layers = _missing_in(case, rows, cause)
     first = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from math import comb
 
 from kvtrace.causes.case import Case, CaseRequest
@@ -17,6 +17,7 @@ SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found s
 _LEAST = 10
 """Ways to choose so many requests of all: one of them by chance is the one that a property tells."""
 _MOST = 2
+_NONE = "none"
 
 _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
     "computed in several prefill chunks": lambda _, one: one.chunks > 1,
@@ -68,10 +69,15 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
     for words, has in _PROPERTIES.items():
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
         if ours == {True} and theirs == {False}:
-            found.append(f"{words}: {here}, none {there}")
+            found.append(f"{words}: {here}, {_NONE} {there}")
         elif ours == {False} and theirs == {True}:
             found.append(f"{words}: {not_here}, all {there}")
     return found[:_MOST]
+
+
+def behind_hits(told: Sequence[str]) -> bool:
+    """Whether these requests, and none of the others, began behind a hit, by the lines of told_apart."""
+    return any(line.startswith(BEHIND_HIT) and f", {_NONE} of the" in line for line in told)
 
 
 def _begun(case: Case) -> Counter[tuple[int, int]]:

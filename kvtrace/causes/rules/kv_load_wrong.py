@@ -106,7 +106,7 @@ def rule(case: Case) -> Results:
             ],
             remedy=[
                 *([kv_misplaced.KEPT] if late else []),
-                *_remedies(case, said, wrong, lost, any(unlike.BEHIND_HIT in line for line in seen)),
+                *_remedies(case, said, wrong, lost, unlike.behind_hits(seen)),
                 CAUSE.remedy,
             ],
             headline="loaded KV is not what its tokens compute to",
