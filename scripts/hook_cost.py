@@ -112,9 +112,9 @@ def measure(folder: Path, rounds: int) -> None:
     for cls, hook, calls in HOOKS:
         args = ("layer.31", kv, None) if hook == "save_kv_layer" else ()
         bare, ours = cls(), cls()
+        ours = traced(ours, Role.WORKER, cls.__name__)
         for connector in (bare, ours):
             connector.bind_connector_metadata(fakes.WorkMetadata())
-        ours = traced(ours, Role.WORKER, cls.__name__)
         plain = functools.partial(noop(getattr(bare, hook)), *args)
         method = functools.partial(getattr(ours, hook), *args)
         ways = {

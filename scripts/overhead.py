@@ -55,7 +55,7 @@ def fingerprints(how: str) -> None:
 
     if not any(PRINTS._sizes) or not any(PRINTS._own) or PRINTS._same is None:
         raise SystemExit("this engine takes no fingerprints: nothing to measure")
-    PRINTS._account = BudgetAccount("full", 0.0)
+    PRINTS.account = BudgetAccount("full", 0.0)
     if how == WITHOUT:
         PRINTS._sizes = []
     if how == WHOLE:

@@ -26,10 +26,10 @@ PARTS: dict[str, tuple[str, ...]] = {
     "worker: end of step": (f"{AGENT}.engine.worker:_end_of_step",),
     "worker: graphs": (f"{AGENT}.steps.graphs:step_begins", f"{AGENT}.steps.graphs:captured_in_step"),
     "worker: fingerprints": tuple(
-        f"{AGENT}.prints.prints:Prints.{name}" for name in ("begins", "plan", "take", "passed")
+        f"{AGENT}.prints.prints:Prints.{name}" for name in ("begins", "plan", "take")
     ),
     "worker: which steps to watch": tuple(
-        f"{AGENT}.watch.policy:Policy.{name}" for name in ("begin", "end", "step_begins", "passed")
+        f"{AGENT}.watch.policy:Policy.{name}" for name in ("begin", "end", "step_begins")
     ),
     "worker: slots of watched calls": (f"{AGENT}.watch.records:settle",),
     "worker: device timing": (f"{AGENT}.hooks.device:Device.begin", f"{AGENT}.hooks.device:Device.finish"),

@@ -19,6 +19,9 @@ class BudgetAccount:
         budget: share of the steps' host time, 0.01 for 1 %.
         credit: ns that the account holds at the beginning, and may save up to again.
         cost: ns that a step is taken to cost before one was seen.
+
+    Attributes:
+        busy: ns of host time that steps took since the account was last asked: added to by whoever sees them.
     """
 
     def __init__(self, mode: str, budget: float, credit: int = 0, cost: int = 0) -> None:
@@ -27,8 +30,7 @@ class BudgetAccount:
         self._credit = credit
         self._saved = float(credit)
         self._cost = float(cost)
-        self._busy = 0
-        """ns that passed since the account was last asked: few steps ask."""
+        self.busy = 0
 
     def take(self) -> bool:
         """Whether the step that begins is to be timed."""
@@ -39,13 +41,9 @@ class BudgetAccount:
         self._pay_in()
         return self._always or self._saved >= cost
 
-    def passed(self, busy: int) -> None:
-        """A step took ``busy`` ns of host time."""
-        self._busy += busy
-
     def _pay_in(self) -> None:
-        self._saved += self._busy * self._budget
-        self._busy = 0
+        self._saved += self.busy * self._budget
+        self.busy = 0
         if self._cost or self._credit:
             self._saved = min(self._saved, max(self._cost * _MOST_SAVED, self._credit))
 

@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -42,27 +41,23 @@ processor_clock = time.thread_time_ns
 get_ident = threading.get_ident
 
 
+def _nobody() -> None:
+    """No Scheduler."""
+
+
 class SchedulerState:
     """The scheduler-side step that is being put together. (Of both sides: the recorder in C reads slots.)"""
 
-    __slots__ = ("_current", "allocated", "loading", "step")
+    __slots__ = ("allocated", "current", "loading", "step")
 
     def __init__(self) -> None:
         self.step = 0
-        self._current: weakref.ref[Any] | None = None
+        self.current: Callable[[], Any] = _nobody
+        """Says the Scheduler whose ``schedule`` runs, or ran last, as long as vLLM has it."""
         self.allocated: list[str] = []
         """Requests for which the connector was told of an allocation since it began."""
         self.loading: set[str] = set()
         """Requests for which it loads, and that were not scheduled yet."""
-
-    @property
-    def current(self) -> Any:
-        """The Scheduler whose ``schedule`` runs, or ran last, as long as vLLM has it."""
-        return None if self._current is None else self._current()
-
-    @current.setter
-    def current(self, scheduler: Any) -> None:
-        self._current = weakref.ref(scheduler)
 
 
 class WorkerState:

@@ -622,7 +622,8 @@ static PyObject *hook_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != (c->ids == NULL ? 1 : 2) || ended(t, args[0], w + 1) || thread_index(c, t, &index) ||
         held_word(c->slot + STEP, w + 3) || (c->ids != NULL && layer_id(c, args[1], w + 4)) ||
         (c->slot[BOUND_SLOTS].holder != NULL && held_word(c->slot + BOUND_SLOTS, w + 5)) ||
-        (c->slot[BOUND_ENTRIES].holder != NULL && held_word(c->slot + BOUND_ENTRIES, w + 6)))
+        (c->slot[BOUND_ENTRIES].holder != NULL && held_word(c->slot + BOUND_ENTRIES, w + 6)) ||
+        (c->slot[MODE].holder != NULL && held_word(c->slot + MODE, w + 7)))
         goto otherwise;
     w[0] = c->head | index;
     if (note(c, w)) goto otherwise;
@@ -673,12 +674,13 @@ static PyObject *Call_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
 
 static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keys[] = {"agent", "side", "head", "threads", "switches", "ids", "slots", "entries", "hooked",
-        "direct", "skip", "modes", NULL};
+        "direct", "skip", "modes", "extra", NULL};
     PyObject *agent, *side, *threads, *switches, *ids = Py_None, *slots = Py_None, *entries = Py_None,
                                                  *hooked = Py_None;
     long long head, direct = 0, skip = 0, modes = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLOO!|OOOOLLL", keys, &agent, &side, &head, &threads,
-            &PyTuple_Type, &switches, &ids, &slots, &entries, &hooked, &direct, &skip, &modes))
+    const char *extra = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLOO!|OOOOLLLs", keys, &agent, &side, &head, &threads,
+            &PyTuple_Type, &switches, &ids, &slots, &entries, &hooked, &direct, &skip, &modes, &extra))
         return NULL;
     int of_op = modes >= 0;
     if (PyTuple_GET_SIZE(switches) > MOST_SWITCHES || (ids == Py_None ? of_op : !PyDict_CheckExact(ids))) {
@@ -691,7 +693,7 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     c->agent = Py_NewRef(agent); c->threads = Py_NewRef(threads);
     c->ids = ids == Py_None ? NULL : Py_NewRef(ids);
     PyObject *row = Py_BuildValue(
-        "(sOOOzz)", "step", slots, entries, hooked, of_op ? "mode" : NULL, of_op ? "direct_depth" : NULL);
+        "(sOOOzz)", "step", slots, entries, hooked, of_op ? "mode" : extra, of_op ? "direct_depth" : NULL);
     int failed = row == NULL;
     for (int n = 0; !failed && n < 6; n++)
         if (PyTuple_GET_ITEM(row, n) != Py_None) failed = find_slot(c->slot + n, side, PyTuple_GET_ITEM(row, n));
@@ -731,8 +733,8 @@ static PyMethodDef call_methods[] = {
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kvtrace.trace._recorder.Call",
     .tp_doc = "Call(agent, side, head, threads, switches, ids=None, slots=None, entries=None, hooked=None,\n"
-              "direct=0, skip=0, modes=-1): the calls of a hook or, where modes is given, of an op. A switch is\n"
-              "an object and the name of a slot.",
+              "direct=0, skip=0, modes=-1, extra=None): the calls of a hook or, where modes is given, of an op. A\n"
+              "switch is an object and the name of a slot.",
     .tp_basicsize = sizeof(Call), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = Call_new,
     .tp_dealloc = (destructor)Call_dealloc, .tp_traverse = (traverseproc)Call_traverse, .tp_methods = call_methods,
 };

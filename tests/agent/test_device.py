@@ -379,7 +379,7 @@ def test_timing_stays_within_its_budget(budget: float, steps: list[tuple[int, in
             sampler.spent(own)
             sampler.learned(own)
             spent, dearest = spent + own, max(dearest, own)
-        sampler.passed(busy)
+        sampler.busy += busy
         passed += busy
     assert spent <= budget * passed + dearest * 1.000001
 
@@ -392,7 +392,7 @@ def test_the_period_follows_cost_and_step_time() -> None:
                 count += 1
                 sampler.spent(own)
                 sampler.learned(own)
-            sampler.passed(busy)
+            sampler.busy += busy
         return count
 
     assert taken(0.01, 10 * MS, MS) == pytest.approx(1000, abs=2)  # 10 % of a step: every tenth
@@ -406,7 +406,7 @@ def test_slow_steps_buy_no_burst_and_full_takes_all() -> None:
     assert sampler.take()
     sampler.spent(MS)
     sampler.learned(MS)
-    sampler.passed(10**13)
+    sampler.busy += 10**13
     burst = 0
     while sampler.take():
         sampler.spent(MS)

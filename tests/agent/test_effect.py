@@ -357,7 +357,7 @@ def test_past_its_budget_the_watch_samples_and_comes_back(trace, caches):
     policy.POLICY.spent(CREDIT)  # all that it may take at once
     for number in range(2, 41):
         step(connector, caches, store(2), number=number)
-    policy.POLICY.passed(10**12)  # an hour of steps, and a hundredth of it is the watch's
+    policy.POLICY.account.busy += 10**12  # an hour of steps, and a hundredth of it is the watch's
     step(connector, caches, store(2), number=41)
     # sampled steps are counted from where sampling began
     assert watched_steps(trace) == [*range(1, 10), 34, 41]
@@ -379,7 +379,7 @@ def test_a_budget_without_a_credit_holds_from_the_first_step_on(tmp_path, caches
         for number in range(1, 2001):
             AGENT.worker.watched = 0
             step(connector, caches, store(2), number=number)
-            policy.POLICY.passed(busy)
+            policy.POLICY.account.busy += busy
             assert took <= busy * number * budget / 2 + policy.FIRST_COST, number
         steps = watched_steps(trace)
         assert steps and min(steps) > 400  # the account holds what a step is taken to cost
@@ -389,7 +389,7 @@ def test_a_budget_without_a_credit_holds_from_the_first_step_on(tmp_path, caches
 
 def test_what_the_watch_takes_is_paid_for(trace, caches):
     step(make(caches), caches, store(2), number=1)
-    account = policy.POLICY._account
+    account = policy.POLICY.account
     assert account is not None and 0 < CREDIT - account._saved < CREDIT
 
 
@@ -397,7 +397,7 @@ def test_a_busy_machine_does_not_use_up_the_credit(trace, caches, monkeypatch):
     for module in (call, operations):  # a second passes whenever the watch looks at the clock
         monkeypatch.setattr(module, "clock", itertools.count(time.perf_counter_ns(), 10**9).__next__)
     step(make(caches), caches, store(2), number=1)
-    account = policy.POLICY._account
+    account = policy.POLICY.account
     assert account is not None and 0 < CREDIT - account._saved < 10**9
 
 

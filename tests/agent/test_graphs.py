@@ -166,6 +166,7 @@ def test_the_first_step_tells_the_mode_and_later_captures_show(
     monkeypatch.setitem(sys.modules, "vllm.compilation.counter", SimpleNamespace(compilation_counter=counter))
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
     monkeypatch.setattr(graphs, "_written", set())
+    monkeypatch.setattr(graphs, "_counter", None)
     Runner = type("GPUModelRunner", (), {"__module__": "vllm.v1.worker.gpu.model_runner"})
     compilation = SimpleNamespace(cudagraph_mode=Mode.FULL_AND_PIECEWISE)
     wrapper = SimpleNamespace(

@@ -128,7 +128,7 @@ def test_what_passes_through_a_workers_hook_is_let_go(trace: Any, no_collector: 
 
 def test_what_passes_through_a_schedulers_hook_is_let_go(trace: Any, no_collector: None) -> None:
     scheduler = Thing(requests={})
-    AGENT.scheduler.current = scheduler
+    AGENT.scheduler.current = weakref.ref(scheduler)
     connector = on_scheduler(Trying())
     for number in range(3):
         request = Thing(request_id=f"r{number}", num_prompt_tokens=8, num_tokens=8, kv_transfer_params=None)
@@ -142,7 +142,7 @@ def test_what_passes_through_a_schedulers_hook_is_let_go(trace: Any, no_collecto
         assert [ref() for ref in refs] == [None] * 3
     gone = weakref.ref(scheduler)
     del scheduler
-    assert gone() is None and AGENT.scheduler.current is None, "an engine that is shut down"
+    assert gone() is None and AGENT.scheduler.current() is None, "an engine that is shut down"
 
 
 GROWTH = """

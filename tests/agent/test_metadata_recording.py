@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,7 +59,7 @@ class World:
         self.block_size = 16
         tables = {A: ([11, 12, 13, 14],), B: ([21, 22, 23, 24],)}
         self.kv_cache_manager = SimpleNamespace(get_block_ids=tables.get)
-        AGENT.scheduler.current = self
+        AGENT.scheduler.current = weakref.ref(self)
 
     def step(self, number: int, meta: Any, **scheduled: int) -> None:
         AGENT.scheduler.step = 1 << 32 | number

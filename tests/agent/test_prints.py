@@ -55,7 +55,7 @@ def test_a_prompt_in_chunks_names_each_full_block_once() -> None:
     assert first == [Filled("a", 0, 0, [5])]
     assert second == [Filled("a", 0, 1, [6, 7])]
     assert third == []  # the prompt's tail fills no block
-    assert not prompts._prompts
+    assert not prompts.computing
 
 
 def test_loaded_or_reused_blocks_are_named_with_the_first_chunk() -> None:
@@ -307,7 +307,7 @@ def test_looking_again_keeps_to_the_budget(trace: Any) -> None:
     engine = Engine()
     engine.step([1, 2, 3])
     load(engine, "b", [1, 2, 4], STEP + 1)
-    engine.prints._account.spent(2e9 * 2)
+    engine.prints.account.spent(2e9 * 2)
     steps(engine, STEP + 2, STEP + 9)
     assert again(trace) == []
 
@@ -385,7 +385,7 @@ def test_a_step_unwatched_or_without_a_seen_end_is_not_hashed(trace: Any) -> Non
 def test_past_the_budget_nothing_is_hashed(trace: Any) -> None:
     engine = Engine()
     engine.step([1])
-    engine.prints._account.spent(2e9 * 2)
+    engine.prints.account.spent(2e9 * 2)
     engine.step([1, 2])
     assert len(read(trace)) == 1
 

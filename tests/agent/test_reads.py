@@ -25,8 +25,8 @@ OBJECTS = {
 }  # fmt: skip
 NOT_VLLM = {
     "__code__", "__dataclass_fields__", "__dict__", "__file__", "__func__", "__name__", "__self__",
-    "beginnings", "busy", "compiler", "cuda", "get", "is_compiling", "is_current_stream_capturing", "name",
-    "prefilling", "prompt", "sessions", "step", "tables", "tag",
+    "_value_", "beginnings", "busy", "compiler", "cuda", "get", "is_compiling", "is_current_stream_capturing",
+    "name", "prefilling", "prompt", "sessions", "step", "tables", "tag",
 }  # fmt: skip
 """Names of Python's, torch's and the agent's own objects."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -184,7 +185,8 @@ def on_worker() -> Any:
 def on_scheduler() -> Any:
     connector = new_connector(Role.SCHEDULER)
     AGENT.scheduler.step = STEP
-    connector.scheduler = AGENT.scheduler.current = new_scheduler()  # which holds the connector, as vLLM's
+    connector.scheduler = new_scheduler()  # which holds the connector, as vLLM's
+    AGENT.scheduler.current = weakref.ref(connector.scheduler)
     connector.scheduler.add_request(request())
     return connector
 

@@ -12,12 +12,13 @@ import secrets
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+from weakref import ref
 
 from kvtrace.agent.facts import config_keys, describe
 from kvtrace.agent.hooks import held
 from kvtrace.agent.metadata import read_tables
 from kvtrace.agent.metadata.recording import READER
-from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.steps import handover, prefixes
 from kvtrace.agent.steps.block_tables import RecordedTables
 from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE
@@ -101,7 +102,7 @@ def _around(
 
 def _created(self: Any, t0: int, result: Any, *args: Any) -> None:
     state = _steps(self)
-    AGENT.scheduler.current = self
+    AGENT.scheduler.current = ref(self)
     held.of_scheduler(self)
     AGENT.set_role(Role.SCHEDULER, f"scheduler-dp{describe.dp_rank(self.vllm_config)}")
     AGENT.fact(describe.engine(self, state.tag), Role.SCHEDULER)
@@ -112,17 +113,17 @@ def _before_schedule(self: Any, t0: int, *args: Any, **kwargs: Any) -> None:
     state = _steps(self)
     state.step += 1
     AGENT.scheduler.step = state.step
-    AGENT.scheduler.current = self
+    AGENT.scheduler.current = ref(self)
     AGENT.scheduler.allocated.clear()
 
 
 def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
     t1 = clock()
-    state = _steps(self)
+    state: _StepCounter = getattr(self, _STATE_ATTRIBUTE)
     setattr(output, STEP_ATTRIBUTE, state.step)
     scheduled = output.num_scheduled_tokens
     preempted = getattr(output, "preempted_req_ids", None) or ()
-    thread = AGENT.thread()
+    thread = AGENT.threads[get_ident()]
     head = _STEP | thread << 48
     gone = len(preempted) << 32 | len(output.finished_req_ids or ())
     new = len(output.scheduled_new_reqs)

@@ -175,7 +175,7 @@ class Device:
             busy = now - self._began
             self._began = 0
             self._busy += busy
-            self._sampler.passed(busy)
+            self._sampler.busy += busy
             if on:
                 self._sampler.spent(self._cost)
                 self._steps.append(_Step(self._step, self._taken, self._untimed, self._cost, self._busy))

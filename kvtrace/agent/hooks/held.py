@@ -8,7 +8,9 @@ says which hooks are not seen.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from kvtrace.agent.facts.connector_facts import own_hooks
 from kvtrace.agent.facts.describe import get
@@ -24,8 +26,8 @@ OTHER = "vLLM holds it in the place of the one that has a proxy; only calls that
 INSIDE = "it came into vLLM's MultiConnector in a way that kvtrace does not follow; no call is seen"
 NO_PROXY = "vLLM got it past its factory, and no proxy could be put in its place; no call is seen"
 
-_alone: set[int | None] = set()
-"""Connectors with a proxy and none inside them, by index: of these a step asks no more."""
+_settled: dict[Role, Callable[[], Any]] = dict.fromkeys((Role.SCHEDULER, Role.WORKER), lambda: None)
+"""The connector found last that has a proxy and none inside it: of that a step asks no more."""
 
 
 def of_scheduler(scheduler: Any) -> None:
@@ -44,16 +46,14 @@ def of_worker(wrapper: Any) -> None:
 def _look(holder: Any, name: str, role: Role, engine: Any, seen: Any = None) -> Any:
     """What stands there. ``seen``: looked at in this step already."""
     found = getattr(holder, name, None)
-    if found is None or found is seen:
+    if found is None or found is seen or found is _settled[role]():
         return found
     index = proxy.index_of(found)
-    if index in _alone:
-        return found
     if index is None:
         _put(holder, name, found, role, get(engine, "vllm_config.kv_transfer_config"))
     children = connector.inside(found)
     if children is None and index is not None:
-        _alone.add(index)
+        _settled[role] = ref(found)
     for child in children or ():
         if proxy.index_of(child) is None:
             _say(child, role, INSIDE)

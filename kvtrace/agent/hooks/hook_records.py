@@ -7,7 +7,7 @@ Each returns ``(flags, layer id, slots, entries, extra)`` of the hook's record
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrace.agent import metadata
 from kvtrace.agent.code.traces import type_name
@@ -286,4 +286,40 @@ _DETAILS: dict[Hook, Callable[..., Words]] = {
     hooks.CONNECTOR_OUTPUT: _connector_output,
     hooks.REQUEST_FINISHED: _request_finished,
     hooks.REQUEST_FINISHED_GROUPS: _request_finished,
+}
+
+
+class Quiet(NamedTuple):
+    """When a record that may say more says that the hook was called, and no more: the recorder in C adds it.
+
+    Attributes:
+        when: an expression of the generated wrapper; one that fails is no yes. ``{first}``: the argument that
+            the record needs.
+        slots, entries, extra: attributes of the worker's state that stand in the record; "" for -1 and 0.
+    """
+
+    when: str
+    slots: str = ""
+    entries: str = ""
+    extra: str = ""
+
+    @property
+    def outermost(self) -> bool:
+        """Whether it is so of an outermost connector alone: what the state says is that one's."""
+        return bool(self.slots)
+
+
+_NOTHING_CAME = "not ({0}.finished_sending or {0}.finished_recving or getattr({0}, 'failed_recving', None))"
+QUIET: dict[Hook, Quiet] = {
+    hooks.WAIT_SAVE: Quiet("_kvt_side.bound", "store_slots", "store_entries"),
+    hooks.START_LOAD: Quiet(
+        "_kvt_side.bound and -1 < _kvt_side.mode == _kvt_mode_of({first})",
+        "load_slots",
+        "load_entries",
+        "mode",
+    ),
+    hooks.GET_FINISHED: Quiet("_kvt_result.__class__ is tuple and not any(_kvt_result)"),
+    hooks.TRANSFER_RESULTS: Quiet(_NOTHING_CAME.format("_kvt_result")),
+    hooks.LOAD_ERRORS: Quiet("not _kvt_result"),
+    hooks.CONNECTOR_OUTPUT: Quiet(_NOTHING_CAME.format("{first}")),
 }

@@ -18,6 +18,7 @@ from kvtrace.agent.hooks.device import DEVICE
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.prints.prints import PRINTS
 from kvtrace.agent.state import AGENT, clock, get_ident
+from kvtrace.agent.steps import graphs
 from kvtrace.agent.watch import call
 from kvtrace.agent.wrap import frames
 from kvtrace.agent.wrap.codegen import generate, signature_of
@@ -62,12 +63,18 @@ def _kvt_wrapper({parameters}):
             _kvt_raised({layer}, _kvt_begun(_kvt_at), _kvt_error)
         _kvt_step_out(_kvt_error)
         raise
-    if _kvt_end({told}):
+    {quiet}
         return _kvt_result
     _kvt_t0, _kvt_t1 = _kvt_begun(_kvt_at), _kvt_clock()
     _kvt_record({seen})
     return _kvt_result
 """
+_ENDS = "if _kvt_end({told}):"
+_ENDS_QUIETLY = """try:
+        _kvt_quiet = {when}
+    except Exception:
+        _kvt_quiet = False
+    if _kvt_quiet and _kvt_end({told}):"""
 _RECORD = "_kvt_record({seen})"
 # Of most calls there is little to say, and layer hooks run 2 x layers times a step: no call but the
 # one that adds the tuple.
@@ -91,7 +98,7 @@ def wrapper_of(hooked: Hooked, connector: Any) -> tuple[Callable[..., Any], Pass
     function = inspect.getattr_static(type(connector), name, None)
     shadow = _shadow(connector, name, function)
     made = None
-    if shadow is None and isinstance(function, FunctionType) and name not in ASKS:
+    if shadow is None and isinstance(function, FunctionType):
         made = _generated(type(connector), function, hooked, passed)
     wrapper = made or _general(connector, shadow, hooked, passed)
     if hooked.timed and hooked.hook.timed:
@@ -206,6 +213,8 @@ def _generated(
         "_kvt_raised": functools.partial(hook_records.raised, hooked),
         "_kvt_step_out": frames.step_out,
         "_kvt_watched": point.watched,
+        "_kvt_asking": _asking,
+        "_kvt_mode_of": graphs.mode_of,
         **{f"_kvt_switch{at}": holder for at, (holder, _) in enumerate(point.switches)},
     }
     made = generate(function, _TEMPLATE, names, needed, fills)
@@ -227,9 +236,14 @@ def _compiled_call(hooked: Hooked, passed: Passed, point: call.WatchPoint) -> An
     """What reads the clock and adds the record of a hook's calls; None where that is for Python: no recorder
     in C, more to say, another place to look at."""
     hook = hooked.hook
-    if AGENT.compiled is None or (hooked.child if hook.layered else hook_records.has_detail(hook)):
+    quiet = hook_records.QUIET.get(hook)
+    of_outermost = hook.layered or (quiet is not None and quiet.outermost)
+    more = quiet is None and not hook.layered and hook_records.has_detail(hook)
+    if AGENT.compiled is None or more or (of_outermost and hooked.child):
         return None
     said: dict[str, Any] = {}
+    if quiet is not None:
+        said = {name: value for name, value in quiet._asdict().items() if value and name != "when"}
     if hook.layered:
         way = "load" if hook.direction == Flag.LOAD else "store"
         said = {"ids": AGENT.ids, "slots": f"{way}_slots", "entries": f"{way}_entries"}
@@ -252,20 +266,26 @@ def _fills(
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
     more = kinds.get(inspect.Parameter.VAR_KEYWORD)
     invoke = f"{self_name}.{hook.name}({{others}})"
-    if more and inspect.Parameter.VAR_POSITIONAL not in kinds:
+    if hook.name in ASKS:
+        invoke = f"_kvt_asking({self_name}, {hook.name!r})({{others}})"
+    elif more and inspect.Parameter.VAR_POSITIONAL not in kinds:
         # Python calls a method faster where there is no dictionary to hand on.
         invoke = f"{self_name}.{hook.name}({{plain}}) if not {more} else {invoke}"
     layer = needed[0] if hook.layered else "None"
     template = _RECORD if hook_records.has_detail(hook) and not hook.layered else _SHORT_RECORD
+    quiet = hook_records.QUIET.get(hook)
     return {
         "record": template,
+        "quiet": _ENDS if quiet is None else _ENDS_QUIETLY,
+        "when": quiet.when if quiet is not None else "",
+        "first": needed[0] if needed else "",
         "columns": _columns(hooked),
         "after": "_kvt_side.hooked_layer = {layer}" if hook is hooks.WAIT_LAYER else "pass",
         "call": invoke,
         "self": self_name,
         "method": hook.name,
         "layer": layer,
-        "told": ", ".join(("_kvt_at", *needed)),
+        "told": ", ".join(("_kvt_at", *(needed if hook.layered else ()))),
         "seen": ", ".join(("_kvt_t0", "_kvt_t1", self_name, "_kvt_result", *needed)),
         "off": " and ".join(
             f"_kvt_switch{at}.{attribute} is None" for at, (_, attribute) in enumerate(point.switches)

@@ -31,7 +31,8 @@ class Reader:
         declared = _NOTHING if is_empty(meta) else self._read(connector, meta, output, child)
         if not child:
             self._step = None
-            self._write(declared, t, 0)
+            if declared.entries:
+                self._write(declared, t, 0)
             if self.admissions.awaited:
                 self.admissions.ran(output.num_scheduled_tokens)
         else:
@@ -57,7 +58,7 @@ class Reader:
     def _requests(self, output: Any) -> StepRequests:
         if self._step is None or self._step[0] is not output:
             scheduler = AGENT.scheduler
-            self._step = output, StepRequests(scheduler.current, output, self.admissions, scheduler.step)
+            self._step = output, StepRequests(scheduler.current(), output, self.admissions, scheduler.step)
         return self._step[1]
 
     def _write(self, declared: Declared, t: int, inside: int) -> None:

@@ -84,7 +84,7 @@ class Prints:
         self._rechecks = Rechecks()
         self._waiting: deque[_OnItsWay] = deque()
         self._weights: dict[tuple[Any, int], Any] = {}
-        self._account = BudgetAccount("sampled", 0.0)
+        self.account = BudgetAccount("sampled", 0.0)
         self._rate = 0.0
         """ns for a byte; 0.0: nothing was hashed yet."""
         self._capturing: Any = None
@@ -110,7 +110,7 @@ class Prints:
         apart = [getattr(parallel, name, 1) for name in _SPREAD]
         if any(isinstance(size, int) and size > 1 for size in apart):
             return  # a block's tokens are spread over ranks
-        self._account = BudgetAccount(config.watching, config.share, round(config.credit * 1e9))
+        self.account = BudgetAccount(config.watching, config.share, round(config.credit * 1e9))
         self._capturing = graphs.capturing_probe()
         for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
             spec = getattr(group, "kv_cache_spec", None)
@@ -141,7 +141,7 @@ class Prints:
         if not any(self._sizes):
             return
         try:
-            if not self._prompts.any_in(output):
+            if not (self._prompts.computing or output.scheduled_new_reqs):
                 return
             worker, recorder = AGENT.worker, AGENT.recorder
             live = recorder is not None and recorder.alive and not recorder.full
@@ -179,10 +179,6 @@ class Prints:
             self._safely(lambda: self._of_step(planned))
         if self._rechecks.waiting and any(one.due <= self._rechecks.step for one in self._rechecks.waiting):
             self._recheck(self._rechecks.due)
-
-    def passed(self, busy: int) -> None:
-        """A step took ``busy`` ns of host time."""
-        self._account.passed(busy)
 
     def _safely(self, work: Callable[[], None]) -> None:
         """Never raises."""
@@ -229,7 +225,7 @@ class Prints:
         began, torch, filled = processor_clock(), sys.modules["torch"], planned.filled
         of_block = [sum(layer.nbytes for layer in layers) for layers in self._groups]
         nbytes = sum(len(one.blocks) * of_block[one.group] for one in filled)
-        if not self._account.holds(nbytes * self._rate):
+        if not self.account.holds(nbytes * self._rate):
             return
         sums = []
         for group, layers in enumerate(self._groups):
@@ -253,7 +249,7 @@ class Prints:
         if device.type != "cpu":
             cost = max(cost, round(nbytes * _DEVICE_RATE))
         self._rate = cost / nbytes if not self._rate else self._rate + (cost / nbytes - self._rate) / 4
-        self._account.spent(cost)
+        self.account.spent(cost)
 
     def _settle(self) -> None:
         if self._kept is not None:

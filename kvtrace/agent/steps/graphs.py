@@ -22,6 +22,8 @@ from kvtrace.trace.facts import GraphsFact
 from kvtrace.trace.format import STEP_SHIFT, Role
 
 FULL = 2
+_counter: Any = None
+"""vLLM's own counter of captured graphs (breakable graphs are not in it), once it is imported."""
 _captured = 0
 _written: set[tuple[int, int]] = set()
 """(engine tag, process) whose GRAPHS fact is written."""
@@ -69,7 +71,7 @@ def wrap_full_replay(module: ModuleType) -> None:
 def mode_of(context: Any) -> int:
     """CUDA-graph runtime mode of a forward context (0 NONE, 1 PIECEWISE, 2 FULL), -1 unknown."""
     mode = getattr(context, "cudagraph_runtime_mode", None)
-    value = getattr(mode, "value", mode)
+    value = getattr(mode, "_value_", mode)  # an Enum's `value` takes two calls of Python
     return value if isinstance(value, int) else -1
 
 
@@ -87,9 +89,11 @@ def capturing_probe() -> Callable[[], bool]:
 
 
 def _captures() -> int:
-    """Graphs captured in this process so far (vLLM's own counter; breakable graphs are not in it)."""
-    counter = getattr(sys.modules.get("vllm.compilation.counter"), "compilation_counter", None)
-    number = getattr(counter, "num_cudagraph_captured", 0)
+    """Graphs captured in this process so far."""
+    global _counter
+    if _counter is None:
+        _counter = getattr(sys.modules.get("vllm.compilation.counter"), "compilation_counter", None)
+    number = getattr(_counter, "num_cudagraph_captured", 0)
     return number if isinstance(number, int) else 0
 
 
@@ -116,7 +120,7 @@ def step_begins(wrapper: Any, step: int) -> None:
 
 def captured_in_step() -> bool:
     """Whether a graph was captured since the step began: vLLM means to do so before the first one."""
-    return _captures() != _captured
+    return bool(getattr(_counter, "num_cudagraph_captured", _captured) != _captured)
 
 
 def asked(args: Any) -> dict[str, Any]:

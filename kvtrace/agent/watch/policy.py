@@ -89,6 +89,9 @@ class _Work(NamedTuple):
         return cls(stores, loads, stores or loads or AGENT.worker.prompt or not declared.readable)
 
 
+_NO_WORK = _Work(False, False, False)
+
+
 class _Connector:
     def __init__(self) -> None:
         self.store = _Samples(EVERY)
@@ -110,7 +113,7 @@ class Policy:
 
     def __init__(self) -> None:
         self._connectors: dict[int, _Connector] = {}
-        self._account: BudgetAccount | None = None
+        self.account: BudgetAccount | None = None
         self._config: Any = None
         self._bounded = False
         self._samples = False
@@ -130,11 +133,11 @@ class Policy:
             self._config = config
             every = config.watch == _EVERY_STEP
             self._bounded = not config.credit
-            self._account, self._samples = None, not every
+            self.account, self._samples = None, not every
             if every or self._bounded:
                 credit, cost = round(config.credit * 1e9), FIRST_COST if self._bounded else 0
-                self._account = BudgetAccount(config.watching, config.share, credit, cost)
-        return self._account
+                self.account = BudgetAccount(config.watching, config.share, credit, cost)
+        return self.account
 
     @property
     def bounded(self) -> bool:
@@ -147,16 +150,11 @@ class Policy:
         account = self._accounts()
         return account is not None and not self._samples and account.take()
 
-    def passed(self, busy: int) -> None:
-        """A step took ``busy`` ns of host time."""
-        if self._account is not None:
-            self._account.passed(busy)
-
     def spent(self, cost: int) -> None:
         """The watch took ``cost`` ns: processor time; of a whole call, without a credit, host time."""
-        if self._account is not None:
+        if self.account is not None:
             self._cost += cost
-            self._account.spent(cost)
+            self.account.spent(cost)
 
     # --- steps ----------------------------------------------------------------------------
 
@@ -180,7 +178,8 @@ class Policy:
             while len(self._connectors) > _MAX_CONNECTORS:
                 del self._connectors[next(iter(self._connectors))]
         self._latest = connector
-        work = _Work.of(declared)
+        nothing = declared.readable and not (worker.prompt or declared.store_entries or declared.load_entries)
+        work = _NO_WORK if nothing and not declared.undirected else _Work.of(declared)
         if work.any:
             self._choose(connector, declared, work)
         if worker.watch_store is None:
@@ -204,7 +203,7 @@ class Policy:
             worker.watch_store = WatchedWay(connector.store, declared.store_slots > 0)
             worker.watch_load = WatchedWay(connector.load, declared.load_slots > 0)
             return
-        if self._bounded and not (self._account is not None and self._account.take()):
+        if self._bounded and not (self.account is not None and self.account.take()):
             return
         if work.stores and connector.store.take():
             worker.watch_store = WatchedWay(connector.store, declared.store_slots > 0)
@@ -229,8 +228,8 @@ class Policy:
         for watched in (worker.watch_store, worker.watch_load):
             if watched is not None and watched.declared and watched.calls and not watched.effect:
                 watched.samples.owed = True
-        if self._bounded and self._account is not None and worker.watched:
-            self._account.learned(self._cost)
+        if self._bounded and self.account is not None and worker.watched:
+            self.account.learned(self._cost)
         self._cost = 0
         worker.watch_store = worker.watch_load = worker.watch_after = None
 
