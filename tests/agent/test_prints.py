@@ -55,7 +55,7 @@ def test_a_prompt_in_chunks_names_each_full_block_once() -> None:
     assert first == [Filled("a", 0, 0, [5])]
     assert second == [Filled("a", 0, 1, [6, 7])]
     assert third == []  # the prompt's tail fills no block
-    assert not prompts.computing
+    assert not prompts._prompts
 
 
 def test_loaded_or_reused_blocks_are_named_with_the_first_chunk() -> None:

@@ -18,7 +18,7 @@ from kvtrace.agent.facts import config_keys, describe
 from kvtrace.agent.hooks import held
 from kvtrace.agent.metadata import read_tables
 from kvtrace.agent.metadata.recording import READER
-from kvtrace.agent.state import AGENT, clock, get_ident
+from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.steps import handover, prefixes
 from kvtrace.agent.steps.block_tables import RecordedTables
 from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE
@@ -119,11 +119,11 @@ def _before_schedule(self: Any, t0: int, *args: Any, **kwargs: Any) -> None:
 
 def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
     t1 = clock()
-    state: _StepCounter = getattr(self, _STATE_ATTRIBUTE)
+    state = _steps(self)
     setattr(output, STEP_ATTRIBUTE, state.step)
     scheduled = output.num_scheduled_tokens
     preempted = getattr(output, "preempted_req_ids", None) or ()
-    thread = AGENT.threads[get_ident()]
+    thread = AGENT.thread()
     head = _STEP | thread << 48
     gone = len(preempted) << 32 | len(output.finished_req_ids or ())
     new = len(output.scheduled_new_reqs)

@@ -21,7 +21,7 @@ from kvtrace.agent.hooks.device import DEVICE
 from kvtrace.agent.hooks.hook_records import DECLARED_ATTRIBUTE
 from kvtrace.agent.kv.caches import CACHES
 from kvtrace.agent.prints.prints import PRINTS
-from kvtrace.agent.state import AGENT, clock, get_ident
+from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.steps import graphs
 from kvtrace.agent.watch import records as watch_records
 from kvtrace.agent.watch.policy import POLICY
@@ -142,7 +142,7 @@ def _wrap_execute(cls: Any) -> None:
                 if POLICY.account is not None:
                     POLICY.account.busy += t1 - t0
                 PRINTS.plan(self, scheduler_output)
-                head = _EXEC | flags << 32 | AGENT.threads[get_ident()] << 48
+                head = _EXEC | flags << 32 | AGENT.thread() << 48
                 requests = len(scheduler_output.num_scheduled_tokens)
                 AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, worker.padded))
                 raised = bool(flags & Flag.RAISED)

@@ -70,6 +70,7 @@ def _kvt_wrapper({parameters}):
     return _kvt_result
 """
 _ENDS = "if _kvt_end({told}):"
+# What a connector answers may be anything: where it can't be asked, it is left to the record's detail.
 _ENDS_QUIETLY = """try:
         _kvt_quiet = {when}
     except Exception:

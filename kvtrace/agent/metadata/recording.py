@@ -31,8 +31,7 @@ class Reader:
         declared = _NOTHING if is_empty(meta) else self._read(connector, meta, output, child)
         if not child:
             self._step = None
-            if declared.entries:
-                self._write(declared, t, 0)
+            self._write(declared, t, 0)
             if self.admissions.awaited:
                 self.admissions.ran(output.num_scheduled_tokens)
         else:

@@ -141,7 +141,7 @@ class Prints:
         if not any(self._sizes):
             return
         try:
-            if not (self._prompts.computing or output.scheduled_new_reqs):
+            if not self._prompts.any_in(output):
                 return
             worker, recorder = AGENT.worker, AGENT.recorder
             live = recorder is not None and recorder.alive and not recorder.full

@@ -120,7 +120,7 @@ def step_begins(wrapper: Any, step: int) -> None:
 
 def captured_in_step() -> bool:
     """Whether a graph was captured since the step began: vLLM means to do so before the first one."""
-    return bool(getattr(_counter, "num_cudagraph_captured", _captured) != _captured)
+    return _captures() != _captured
 
 
 def asked(args: Any) -> dict[str, Any]:

@@ -47,13 +47,16 @@ class _Prompt:
 
 
 class PromptBlocks:
-    """The requests whose prompts are being computed: :meth:`scheduled` has nothing to do where there are none
-    and the step admits none."""
+    """The requests whose prompts are being computed."""
 
     def __init__(self) -> None:
-        self.computing: dict[str, _Prompt] = {}
+        self._prompts: dict[str, _Prompt] = {}
         self.ids: dict[str, Sequence[int]] = {}
         """Token ids of the prompts that the latest step computes, of those that are nothing else."""
+
+    def any_in(self, output: Any) -> bool:
+        """Whether :meth:`scheduled` has anything to do."""
+        return bool(self._prompts or output.scheduled_new_reqs)
 
     def scheduled(self, output: Any, sizes: Sequence[int], wanted: bool) -> list[Filled]:
         """What the step of that SchedulerOutput fills, once it has run.
@@ -66,28 +69,28 @@ class PromptBlocks:
         self.ids = {}
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
         for req_id in output.finished_req_ids:
-            self.computing.pop(req_id, None)
+            self._prompts.pop(req_id, None)
         before: dict[str, int] = {}
         for one in new:
             tokens = _length(one)
-            if tokens and len(self.computing) < _MOST_REQUESTS:
+            if tokens and len(self._prompts) < _MOST_REQUESTS:
                 tables = [list(blocks) for blocks in groups_of(one.block_ids)]
-                self.computing[one.req_id] = _Prompt(tokens, tables, [0] * len(tables), _ids(one))
+                self._prompts[one.req_id] = _Prompt(tokens, tables, [0] * len(tables), _ids(one))
                 before[one.req_id] = one.num_computed_tokens
         for req_id, blocks, anew, computed in _running(cached):
-            prompt = self.computing.get(req_id)
+            prompt = self._prompts.get(req_id)
             if prompt is not None:
                 _extend(prompt, blocks, anew)
                 before[req_id] = computed
         filled: list[Filled] = []
         for req_id, computed in before.items():
-            prompt = self.computing[req_id]
+            prompt = self._prompts[req_id]
             end = computed + output.num_scheduled_tokens.get(req_id, 0)
             if wanted:
                 filled += _named(req_id, prompt, computed, min(end, prompt.tokens), sizes)
                 self.ids |= {req_id: prompt.ids} if prompt.ids else {}
             if end >= prompt.tokens:
-                del self.computing[req_id]
+                del self._prompts[req_id]
         return filled
 
 

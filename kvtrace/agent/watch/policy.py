@@ -89,9 +89,6 @@ class _Work(NamedTuple):
         return cls(stores, loads, stores or loads or AGENT.worker.prompt or not declared.readable)
 
 
-_NO_WORK = _Work(False, False, False)
-
-
 class _Connector:
     def __init__(self) -> None:
         self.store = _Samples(EVERY)
@@ -178,8 +175,7 @@ class Policy:
             while len(self._connectors) > _MAX_CONNECTORS:
                 del self._connectors[next(iter(self._connectors))]
         self._latest = connector
-        nothing = declared.readable and not (worker.prompt or declared.store_entries or declared.load_entries)
-        work = _NO_WORK if nothing and not declared.undirected else _Work.of(declared)
+        work = _Work.of(declared)
         if work.any:
             self._choose(connector, declared, work)
         if worker.watch_store is None:
