@@ -16,6 +16,7 @@ from types import ModuleType
 from kvtrace.agent.engine import front, ops, scheduler, worker
 from kvtrace.agent.errors import startup
 from kvtrace.agent.hooks import connector
+from kvtrace.agent.outside import sockets
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps import graphs
 from kvtrace.agent.watch import native
@@ -211,6 +212,7 @@ def install_all() -> None:
     for target in TARGETS:
         install(target)
     native.install()
+    sockets.know_servers()
 
 
 def _report(target: Target, status: str, detail: str) -> None:

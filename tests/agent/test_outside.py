@@ -431,3 +431,20 @@ def test_no_file_of_the_connector_is_opened_by_the_agent(trace, kv, tmp_path):
 
     saves(kv, how, 3)
     assert len([path for path in opened if path.startswith(str(store))]) == 3, "by the connector itself"
+
+
+SERVER = """
+import socket
+from kvtrace.agent import targets
+from kvtrace.agent.outside import sockets
+targets.install_all()
+server = socket.create_server(("127.0.0.1", 0))
+with socket.create_connection(server.getsockname()) as client, server.accept()[0] as served:
+    print(sockets.name_of(served) == sockets.name_of_address(server.getsockname()))
+"""
+
+
+def test_a_server_is_known_before_any_connector_is_made():
+    """One that a connector's module starts waits in ``accept`` from then on."""
+    told = subprocess.run([sys.executable, "-c", SERVER], check=True, capture_output=True, text=True)
+    assert told.stdout == "True\n"

@@ -115,9 +115,12 @@ def test_what_is_at_rest_is_saved_whatever_the_scheduler_hears(end: SaveEnd, gra
 
 
 @pytest.mark.parametrize(("proved", "name"), [(True, SAVED), (False, NOT_SAVED)])
-def test_what_came_back_equal_was_not_misread(proved: bool, name: str) -> None:
+@pytest.mark.parametrize(
+    "token", [Token(stores=(StoreResult(SaveEnd.MISPLACED, Grade.READ),)), Token(for_others=True)]
+)
+def test_what_came_back_equal_was_not_misread(token: Token, proved: bool, name: str) -> None:
     """That other slots were read is said of a step; the return is of these tokens."""
-    assert decide(Token(stores=(StoreResult(SaveEnd.MISPLACED, Grade.READ),), proved=proved)).name == name
+    assert decide(token._replace(proved=proved)).name == name
 
 
 _UNSEEN = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.UNTOLD)

@@ -606,6 +606,19 @@ def test_anothers_slots_of_the_same_step_are_read_twice(tmp_path: Path, named: b
     assert alike(sim, "b") == {(0, 32): fate}
 
 
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_block_that_one_call_reads_for_those_before(tmp_path: Path, times: int) -> None:
+    """A table of block numbers that is cut short. Read once, the last block stands for itself."""
+    sim = cache(tmp_path)
+    step = prefill(sim, "a", 0, 64, unreadable=True)
+    for layer in range(2):
+        sim.effect(0, step, layer, times * BLOCK)
+    sim.read("a", 48, 64)
+    sim.finish("a", 64)
+    fates = {(0, 64): MISPLACED} if times > 1 else {(0, 48): NOT_OFFERED, (48, 64): SAVED}
+    assert alike(sim) == fates
+
+
 @pytest.mark.parametrize(
     ("reached", "unknown", "end"),
     [

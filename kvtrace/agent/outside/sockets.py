@@ -34,8 +34,14 @@ def install() -> None:
     for names, around in ((_SENDS, _sending), (_CONNECTS, _connecting)):
         for name in names:
             wrap_once(socket.socket, name, around)
-    wrap_once(socket.socket, "accept", _accepting)
+    know_servers()
     when_imported("multiprocessing.connection", _wrap_connection)
+
+
+def know_servers() -> None:
+    """From the agent's start on, for a module of a connector may start its server as it is imported, and that
+    waits for its first client before any connector is made. Idempotent."""
+    wrap_once(socket.socket, "accept", _accepting)
 
 
 def _wrap_connection(module: ModuleType) -> None:

@@ -20,14 +20,12 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
         missing: token-layers that the step's metadata names and that were not read.
     """
     step, slots, named = int(stores.steps[row]), watched.slots, stores.named[row]
-    cells = watched.table.steps.get(step, {})
     other = 0
     for column in range(len(watched.worker.kv_layers)):
         amount = slots.amount(step, column)
         own = {one: slots.read_of(one, column, step) for one in named}
         if not any(intersect(own[one], parts) for one, parts in named.items()):
             own.clear()  # nothing that it names: of the same requests these are other slots, too
-        again = cells[column].slots - amount.read if column in cells else 0  # by one call
         lacks = any(subtract(parts, own.get(one, [])) for one, parts in named.items())
         # Where a layer has all that is named, others' slots of it stand for none of another layer.
         foreign = amount.read - amount.useless - sum(map(length, own.values())) if lacks else 0
@@ -35,7 +33,7 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
             read = slots.read_in.get(step, frozenset()) - own.keys()
             foreign -= sum(_due_of(slots, stores, row, column, one) for one in read)
         early = _read_early(slots, stores, row, column)
-        other += amount.useless + max(0, foreign) + max(0, again) - early
+        other += amount.useless + max(0, foreign) + watched.read_again(step, column) - early
         missing -= early
     return other >= missing > 0
 

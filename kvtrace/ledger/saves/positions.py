@@ -117,6 +117,7 @@ class Token(NamedTuple):
         local: it was in the GPU's own prefix cache.
         computed: a step of the trace computed it, which went so; None where none did.
         stale: its slot was read before it was computed.
+        for_others: it was read where other tokens' slots were to be, as far as is seen.
         silent: why silence on it says nothing; Blind.NO: whoever stored it would have been seen.
         watched: that nothing else was read in the steps that might have stored it is seen.
     """
@@ -129,6 +130,7 @@ class Token(NamedTuple):
     local: bool = False
     computed: StepState | None = StepState.RAN
     stale: bool = False
+    for_others: bool = False
     silent: Blind = Blind.NO
     watched: bool = False
 
@@ -197,7 +199,7 @@ def _not_saved(token: Token) -> Outcome:
     stale = token.stale and end >= SaveEnd.NOTHING_READ
     silent = Blind.NO if token.stores or stale else token.silent
     unseen = silent or (not stale and (end == SaveEnd.NOT_OBSERVED or grade == Grade.NOT_OBSERVED))
-    if token.proved and (unseen or (token.stores and end in OTHERS_READ)):
+    if token.proved and (unseen or token.for_others or (token.stores and end in OTHERS_READ)):
         return Outcome(SAVED, grade=Grade.PROVED)  # whoever read it
     if stale:
         return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
@@ -220,6 +222,7 @@ class _InPair:
         self._misread = {step for step, pairs in misread.items() if pairs >> pair & 1}
         """Steps in which other slots were read in the place of the request's."""
         read, self._stale = self._read()
+        self._for_others = self._read_for_others()
         own = union(positions(way.request, entry) for entry in way.request.entries)
         # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.
         others = subtract(way.reuse.local, own)
@@ -268,6 +271,11 @@ class _InPair:
         every = union(part for parts in found.values() for part in parts)
         return found, subtract(union(stale), every)
 
+    def _read_for_others(self) -> list[Interval]:
+        """Positions that were read in steps that read other slots than theirs: for others, as far as is seen."""
+        reads = (read for read in self._way.pairs.reads.get(self._way.row, ()) if read.step in self._misread)
+        return union(part for read in reads if read.pairs >> self._pair & 1 for part in read.positions)
+
     def _void(self, step: int) -> bool:
         """Whether what was read in a step is not in the store."""
         pairs = self._way.pairs
@@ -301,7 +309,7 @@ class _InPair:
         marks = {0, request.computed, min(request.prompt, request.computed)}
         load = [(a, b) for a, b, _ in self._load]
         chunks = [(chunk.start, chunk.end) for chunk in request.chunks]
-        known = (reuse.local, self._stale, self._early, load, chunks, request.generated)
+        known = (reuse.local, self._stale, self._early, self._for_others, load, chunks, request.generated)
         back = (self._proved, self._unequal)
         for intervals in (*known, *back, *self._stores.values()):
             for interval in intervals:
@@ -338,6 +346,7 @@ class _InPair:
             local=covers(way.reuse.local, at),
             computed=state if chunk >= 0 or generated else None,
             stale=covers(self._stale, at),
+            for_others=covers(self._for_others, at),
             silent=silent,
             watched=watched,
         )

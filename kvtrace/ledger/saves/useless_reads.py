@@ -71,7 +71,10 @@ def other_slots(
             read_in[at].append(step)
     for column, layer in enumerate(layers):
         read = read_in[column]
-        again = {step: slots.amount(step, column).repeated for step in settled.intersection(read)}
+        again = {
+            step: slots.amount(step, column).repeated + watched.read_again(step, column)
+            for step in settled.intersection(read)
+        }
         useless = {
             step for step in read if _useless(slots, requests, step, column) + again.get(step, 0) >= size
         }
@@ -115,14 +118,13 @@ def _for_another_layer(
 ) -> Iterator[tuple[int, int, list[Interval]]]:
     """(row of a request, layer, positions) that were read of another layer alone, and there once again for
     each of the layers of which nothing was: what is stored under their names is that layer's."""
-    slots, cells = watched.slots, watched.table.steps.get(step, {})
+    slots = watched.slots
     once = [slots.amount(step, at).read - slots.amount(step, at).repeated for at in range(columns)]
     idle = [at for at, read in enumerate(once) if not read]
     if len(idle) != columns - 1 or columns < _LEAST_LAYERS:
         return
     donor = next(at for at, read in enumerate(once) if read)
-    total = max(slots.amount(step, donor).read, cells[donor].slots if donor in cells else 0)
-    if total < once[donor] * columns:
+    if slots.amount(step, donor).read + watched.read_again(step, donor) < once[donor] * columns:
         return
     for row in slots.read_in[step]:
         read = slots.read_of(row, donor, step)
