@@ -833,6 +833,27 @@ def test_a_read_after_blocks_went_to_another_is_neither_ones(tmp_path: Path) -> 
     assert SAVED not in alike(sim, "b").values()
 
 
+@pytest.mark.parametrize(("steps", "fate"), [(0, NOTHING), (2, UNSEEN)])
+def test_reads_that_come_too_late_say_how_late_copies_come(tmp_path: Path, steps: int, fate: str) -> None:
+    """Of the steps behind a watched one only the next is known to be watched: others may have been read."""
+    sim = cache(tmp_path, kv_blocks=4)
+    prefill(sim, "a", 0, 48, [entry("a", 0, 32)])
+    due = sim.slots("a", 0, 32)
+    sim.finish("a", 48)
+    sim.free("a")
+    for _ in range(steps):
+        sim.step([], tokens=1)
+    prefill(sim, "b", 0, 48, [entry("b", 0, 32)])
+    sim.touch_all(due, hook="wait_for_save")
+    sim.finish("b", 48)
+    sim.free("b")
+    prefill(sim, "c", 0, 32, [entry("c", 0, 32)])
+    sim.step([], tokens=1)
+    sim.finish("c", 32)
+    assert alike(sim, "a")[0, 32] == LATE
+    assert alike(sim, "c") == {(0, 32): fate}
+
+
 @pytest.mark.parametrize("said", ["named", "unreadable", ""])
 @pytest.mark.parametrize("in_time", [True, False])
 def test_a_thread_that_reads_blocks_of_another(tmp_path: Path, said: str, in_time: bool) -> None:

@@ -308,6 +308,9 @@ class WorkerCalls:
                 late = intersect(list(touch.positions), self.stores.named[at[row]][request])
                 if late and subtract(late, _read_before(touch, touches)):
                     most = lag
+            if self._slots.last_background < 0:  # else a thread may have been too late
+                gone = (step for step, _, _ in self._slots.late.get(request, ()) if step > steps[0])
+                most = max([most, *(step - steps[bisect_right(steps, step) - 1] for step in gone)])
         return most
 
     @cached_property
