@@ -481,7 +481,7 @@ def test_bytes_may_hold_anything():
         {"request_to_transfer": {A: "t-1"}},
         {"layer_ids": [111, 112, 113]}, {"failed_loads": {A: [111]}},
         {"by_event": {3: [A, B]}}, {"priorities": {A: 3}}, {"stats": record(sizes=[111, 112], count=3)},
-        {"config": record(chunk=16, path="/tmp/x")}, {"finished_store_jobs": {}},
+        {"config": record(chunk=16, path="/tmp/x")}, {"finished_store_jobs": {}}, {"d": {"file": 112}},
     ],
 )  # fmt: skip
 def test_what_names_no_kv_leaves_the_step_readable(fields: dict[str, Any]):

@@ -352,7 +352,9 @@ class Walk:
             return
         kinds = {shapes.kind_of(item) for _, item in rest}
         named = [key for key, _ in rest if type(key) is str and _FIELD.match(key)]
-        if len(named) == len(rest) and (kinds - {FieldShape.NUMBER} or _names_a_number(named)):
+        if len(named) == len(rest) and (
+            len(rest) == 1 or kinds - {FieldShape.NUMBER} or _names_a_number(named)
+        ):
             if kinds <= SCALARS:
                 self._beside(part, name, rest)
             else:

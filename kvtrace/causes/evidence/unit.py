@@ -19,6 +19,7 @@ from kvtrace.ledger.values import replace
 from kvtrace.trace.facts import UNIT_NAME
 from kvtrace.words import count, listed
 
+_SEVERAL = range(2, 9)
 _MAX_UNIT = 1 << 24
 _MOST_BLOCKS = 64
 """A number of the connector's up to this one may count the blocks of a unit."""
@@ -220,19 +221,29 @@ def _infer(
         chosen = max(fits, key=lambda fit: fit.plainness, default=None)
         if chosen and not chosen.named:
             larger = [fit for fit in fits if fit.related and fit.times and fit.value > chosen.value]
-            return _with_larger(_named(chosen, engine, command), larger)
+            return _with_larger(_named(chosen, engine, command), larger or _several(chosen, decided, silent))
     else:
         chosen = _without_stores(fits, bool(decided), silent)
     return _named(chosen, engine, command) if chosen else None
 
 
+def _several(chosen: _Candidate, decided: Sequence[Sample], silent: Sequence[Sample]) -> Sequence[_Candidate]:
+    """The least so many of a unit that give every store, where it does so only if later chunks were left out:
+    a constant of the connector's code, say."""
+    if _gives_all(chosen, decided, silent):
+        return ()
+    more = (replace(_Candidate(), value=chosen.value * n, kept_back=chosen.kept_back) for n in _SEVERAL)
+    return [fit for fit in more if _gives_all(fit, decided, silent)][:1]
+
+
 def _with_larger(unit: Unit, larger: Sequence[_Candidate]) -> Unit:
     """Says so where larger numbers fit that the connector keeps, and as so many blocks by another of its
-    numbers: the block is the plainest reading, and no more."""
+    numbers, or that nothing names: the block is the plainest reading, and no more."""
     if not larger:
         return unit
-    names = listed(_quoted((*fit.extra, *fit.attributes, *fit.times)[:1]) for fit in larger)
-    where = f"{unit.where}; {names} would fit as well"
+    named = [_quoted(names[:1]) for fit in larger if (names := (*fit.extra, *fit.attributes, *fit.times))]
+    fitting = listed(named) or f"{count(larger[0].value)}, which nothing names,"
+    where = f"{unit.where}; {fitting} would fit as well"
     return replace(unit, where=where, also=tuple(sorted(fit.value for fit in larger)))
 
 

@@ -38,7 +38,7 @@ CAUSE = Cause(
     remedy=(
         "Check the key (all tokens up to the end of what is stored, model, layer, rank), the order of the "
         "blocks, the layer that each piece is written to, and that nothing on the way changes the bytes (a "
-        "cast, a cut, a copy before the forward)."
+        "cast, a cut, a copy before the forward, a buffer that is filled anew before it was stored)."
     ),
     load_ends=(LoadEnd.WRONG,),
 )

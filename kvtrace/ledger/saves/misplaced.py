@@ -33,7 +33,7 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
             read = slots.read_in.get(step, frozenset()) - own.keys()
             foreign -= sum(_due_of(slots, stores, row, column, one) for one in read)
         early = _read_early(slots, stores, row, column)
-        other += amount.useless + max(0, foreign) + watched.read_again(step, column) - early
+        other += amount.useless + max(0, foreign) + watched.read_repeatedly(step, column) - early
         missing -= early
     return other >= missing > 0
 

@@ -272,7 +272,7 @@ class _InPair:
         return found, subtract(union(stale), every)
 
     def _read_for_others(self) -> list[Interval]:
-        """Positions that were read in steps that read other slots than theirs: for others, as far as is seen."""
+        """Positions that were read in steps that read other slots than theirs: for others, as far as seen."""
         reads = (read for read in self._way.pairs.reads.get(self._way.row, ()) if read.step in self._misread)
         return union(part for read in reads if read.pairs >> self._pair & 1 for part in read.positions)
 

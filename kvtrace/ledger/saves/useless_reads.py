@@ -72,7 +72,7 @@ def other_slots(
     for column, layer in enumerate(layers):
         read = read_in[column]
         again = {
-            step: slots.amount(step, column).repeated + watched.read_again(step, column)
+            step: slots.amount(step, column).repeated + watched.read_repeatedly(step, column)
             for step in settled.intersection(read)
         }
         useless = {
@@ -124,7 +124,7 @@ def _for_another_layer(
     if len(idle) != columns - 1 or columns < _LEAST_LAYERS:
         return
     donor = next(at for at, read in enumerate(once) if read)
-    if slots.amount(step, donor).read + watched.read_again(step, donor) < once[donor] * columns:
+    if slots.amount(step, donor).read + watched.read_repeatedly(step, donor) < once[donor] * columns:
         return
     for row in slots.read_in[step]:
         read = slots.read_of(row, donor, step)

@@ -52,7 +52,7 @@ class Watched:
         after = np.isin(began, self.ran.idle) & np.concatenate([[False], seen[:-1]])
         return int(began[~(seen | after)].max(initial=0))
 
-    def read_again(self, step: int, column: int) -> int:
+    def read_repeatedly(self, step: int, column: int) -> int:
         """Slots that one call read more than once, in a step in a layer."""
         cell = self.table.steps.get(step, {}).get(column)
         return max(0, cell.slots - self.slots.amount(step, column).read) if cell else 0
