@@ -8,6 +8,8 @@ from kvtrace.causes.rules.kv_load_wrong import stored_so
 from kvtrace.ledger.contents.compare import ALTERED, EQUAL
 from kvtrace.words import of_all, plural
 
+_ASK = "Ask kvtrace verify by how much they differ."
+
 CAUSE = Cause(
     id="kv-altered",
     severity=LIMIT,
@@ -19,8 +21,8 @@ CAUSE = Cause(
         "bits, in one tier of a store or in all, look so, and so does KV that was spoilt."
     ),
     remedy=(
-        "Ask kvtrace verify by how much they differ. Where fewer bits are meant, say so in the connector's "
-        "documentation and check what the model answers from it."
+        f"{_ASK} Where fewer bits are meant, say so in the connector's documentation and check what the "
+        "model answers from it."
     ),
     load_ends=(LoadEnd.ALTERED,),
 )
@@ -42,13 +44,13 @@ def rule(case: Case) -> Results:
             f"{plural(lost, 'token')} came back as other numbers than were computed, {where}{size}.{meant}",
             evidence=[*loads.reasons_and_places(case, hit, CAUSE), "none of them is known to be other KV"],
             headline="loaded blocks hold other numbers than were computed",
-            remedy=first or [_LAYOUT if whole else CAUSE.remedy],
+            remedy=first or ([f"{_ASK} {_ORDER}"] if whole else [CAUSE.remedy, _ORDER]),
         )
 
 
-_LAYOUT = (
-    "Ask kvtrace verify by how much they differ. Rounding is a small part of the numbers; where it is more, "
-    "compare the order of dimensions in which KV is written with that in which it is read back."
+_ORDER = (
+    "Rounding is a small part of the numbers; where it is more, compare the order of dimensions in which KV "
+    "is written with that in which it is read back."
 )
 
 

@@ -440,7 +440,8 @@ def _shutdown(w: Writer, front: str, back: str) -> str:
     if worker_side.needs_threads(w):
         lines.append(f"    {back}{w.names['self:bg']}.{w.names['call:close']}()")
     if w.is_("late-read"):
-        lines += [f"    for _, rid, key, where in {back}{w.names['self:backlog']}:"]
-        lines += [f"        {back}_save_all(key, where)"]
+        lines += ["    with torch.inference_mode():"]  # as in a step: what is copied into was made there
+        lines += [f"        for _, rid, key, where in {back}{w.names['self:backlog']}:"]
+        lines += [f"            {back}_save_all(key, where)"]
     lines.append(f"    {back}{w.names['self:store']}.{w.names['call:close']}()")
     return "\n".join(lines)
