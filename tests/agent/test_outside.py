@@ -267,6 +267,21 @@ def test_what_a_server_of_the_process_sends_goes_to_one_place(trace, kv):
     assert outside(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 3 * 256, 0, 0)]
 
 
+def test_what_a_server_answers_to_its_own_process_is_no_store(trace, kv):
+    """A connector's thread that serves its own loads: they counted as sent to the store."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def how(step, layer):
+            with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as served:
+                client.sendall(data_of(layer))
+                served.sendall(served.recv(256))
+                assert len(client.recv(256)) == 256
+
+        saves(kv, how)
+    assert outside(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 256, 0, 0)]
+
+
 @pytest.mark.parametrize("timeout", [None, 9.0])
 def test_what_goes_through_a_connection_of_multiprocessing(trace, kv, tmp_path, timeout):
     """It writes to the descriptor, past the socket. A pipe has no name. The descriptor stays as it was, also

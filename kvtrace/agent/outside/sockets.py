@@ -26,6 +26,8 @@ from kvtrace.agent.wrap.once import wrap_once
 _SENDS, _CONNECTS = ("send", "sendall"), ("connect", "connect_ex")
 _accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """Connections that others made to a server of this process: their ends have a new number each."""
+_clients: weakref.WeakValueDictionary[Any, socket.socket] = weakref.WeakValueDictionary()
+"""Own address -> a connection of this process to a server, which something was sent through."""
 _ON_THE_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY, errno.EISCONN})
 
 
@@ -70,13 +72,15 @@ def _sending(original: Any, peer_of: Callable[[Any], str] | None = None) -> Any:
                 _told(watched.failed, peer_of(self))
             frames.step_out(error)
             raise
-        _told(_sent, watched, peer_of(self), data, sent)
+        _told(_sent, watched, self, peer_of(self), data, sent)
         return sent
 
     return send
 
 
-def _sent(watched: Any, peer: str, data: Any, sent: int | None) -> None:
+def _sent(watched: Any, sender: Any, peer: str, data: Any, sent: int | None) -> None:
+    if isinstance(sender, socket.socket) and sender not in _accepted and (name := sender.getsockname()):
+        _clients[name] = sender
     watched.sent(peer, memoryview(data).nbytes if sent is None else sent)
 
 
@@ -125,9 +129,12 @@ def _accepting(original: Any) -> Any:
 
 
 def name_of(sock: Any) -> str:
-    """The peer: ``tcp host:port``, or ``unix path``; of a connection to a server of this process that one."""
+    """The peer: ``tcp host:port``, or ``unix path``; of a connection to a server of this process that one,
+    and "" of what it answers to a client of this process: that is nowhere stored."""
     try:
-        peer = sock.getsockname() if sock in _accepted else sock.getpeername()
+        peer = sock.getpeername()
+        if sock in _accepted:
+            peer = "" if peer in _clients else sock.getsockname()
     except OSError:
         return ""
     return name_of_address(peer)
