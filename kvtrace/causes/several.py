@@ -119,13 +119,16 @@ def _findings(parts: Parts) -> list[Finding]:
 
 def of_the_run(found: Sequence[Finding], whole: Mapping[str, Finding], lost: Set[str]) -> list[Finding]:
     """Faults; and what is none of one of them only where the ``whole`` run has it too, or ``lost`` tokens by
-    it: else another has the tokens, or gave them. What was not loaded was given by none."""
+    it: else another has the tokens, or gave them. Of several that say the same, one that lost no more than the
+    run did speaks for those that lost more. What was not loaded was given by none."""
     kept: list[Finding] = []
+    least = {ident: min((one.tokens for one in found if one.id == ident), default=0) for ident in whole}
     for one in found:
-        if one.severity != FAULT and one.id not in whole and one.id not in lost:
-            continue
-        if one.severity != FAULT and CATALOGUE[one.id].ledger == LOADS:
-            one = whole[one.id]
+        if one.severity != FAULT:
+            run = whole.get(one.id)
+            if (run and run.tokens <= least[one.id] < one.tokens) or (not run and one.id not in lost):
+                continue
+            one = run if run and CATALOGUE[one.id].ledger == LOADS else one
         kept += [] if one in kept else [one]
     return kept
 

@@ -1,7 +1,8 @@
 """The unit in which a connector stores, inferred from what it stored.
 
-A unit must have a name: the engine's block size, ``max_num_batched_tokens``, a number of the
-connector's configuration or an integer that the connector keeps. It is accepted only where
+A unit has a name: the engine's block size, ``max_num_batched_tokens``, a number of the
+connector's configuration or an integer that the connector keeps; or it is so many blocks, where these give
+what prompts of several lengths were seen to keep. It is accepted only where
 every store decision of the run equals ``floor((prompt - d) / unit) * unit`` with one ``d`` of 0 or 1
 (some connectors keep the last token back), and where no other reading is as good.
 """
@@ -19,7 +20,7 @@ from kvtrace.ledger.values import replace
 from kvtrace.trace.facts import UNIT_NAME
 from kvtrace.words import count, listed
 
-_SEVERAL = range(2, 9)
+_SEVERAL, _LEAST_LENGTHS = range(2, 9), 3
 _MAX_UNIT = 1 << 24
 _MOST_BLOCKS = 64
 """A number of the connector's up to this one may count the blocks of a unit."""
@@ -162,6 +163,7 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     seen = None
     if kept:
         seen = _infer(engine, [*kept, *named], silent, command) or _infer(engine, kept, silent, command)
+        seen = seen or _of_blocks(engine.block_size, kept, silent)
     if seen:
         return seen
     decided = [sample for sample in samples if sample.stores]
@@ -221,19 +223,32 @@ def _infer(
         chosen = max(fits, key=lambda fit: fit.plainness, default=None)
         if chosen and not chosen.named:
             larger = [fit for fit in fits if fit.related and fit.times and fit.value > chosen.value]
-            return _with_larger(_named(chosen, engine, command), larger or _several(chosen, decided, silent))
+            return _with_larger(
+                _named(chosen, engine, command), larger or _several(chosen, decided, silent)[:1]
+            )
     else:
         chosen = _without_stores(fits, bool(decided), silent)
     return _named(chosen, engine, command) if chosen else None
 
 
+def _of_blocks(block: int, kept: Sequence[Sample], silent: Sequence[Sample]) -> Unit | None:
+    """So many blocks, which nothing names, where they give all that was kept of prompts of several lengths: a
+    constant of the connector's code."""
+    lengths, ends = {one.prompt for one in kept}, {one.taken for one in kept}
+    fits = _several(_Candidate(value=block), kept, silent)
+    if not fits or len(lengths) < _LEAST_LENGTHS or len(ends) == 1:
+        return None
+    value, *also = (fit.value for fit in fits)
+    where = f"{value // block} blocks of the KV cache, which nothing names"
+    return Unit(value, 0, "blocks", "", where, (), also=tuple(also))
+
+
 def _several(chosen: _Candidate, decided: Sequence[Sample], silent: Sequence[Sample]) -> Sequence[_Candidate]:
-    """The least so many of a unit that give every store, where it does so only if later chunks were left out:
-    a constant of the connector's code, say."""
-    if _gives_all(chosen, decided, silent):
+    """So many of a unit that give every store, where it does so only if later chunks were left out."""
+    if not chosen.value or _gives_all(chosen, decided, silent):
         return ()
-    more = (replace(_Candidate(), value=chosen.value * n, kept_back=chosen.kept_back) for n in _SEVERAL)
-    return [fit for fit in more if _gives_all(fit, decided, silent)][:1]
+    more = (_Candidate(value=chosen.value * n, kept_back=chosen.kept_back) for n in _SEVERAL)
+    return [fit for fit in more if _gives_all(fit, decided, silent)]
 
 
 def _with_larger(unit: Unit, larger: Sequence[_Candidate]) -> Unit:

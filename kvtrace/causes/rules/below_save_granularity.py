@@ -25,7 +25,10 @@ CAUSE = Cause(
         "The tokens do not fill the connector's unit (a block, a chunk, max_num_batched_tokens). A prompt "
         "shorter than one unit is not stored at all; a longer one loses its partial last unit."
     ),
-    seen_as="Tokens stored = floor(prompt / unit) x unit over all requests, with a unit that has a name.",
+    seen_as=(
+        "Tokens stored = floor(prompt / unit) x unit over all requests, with a unit that has a name, or of "
+        "so many blocks."
+    ),
     remedy=(
         "Change the connector's rounding, or make its unit smaller than the prompts. If the unit is a "
         "setting of the engine (--max-num-batched-tokens, --block-size), a smaller one concerns the whole "
