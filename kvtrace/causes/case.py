@@ -392,6 +392,8 @@ def _sample(case: Case, request: CaseRequest) -> Sample:
     loaded = reused and not request.saved
     before = stored_before(case, request)
     # What was read of less than earlier stores hold may be a later request's, which shares its blocks.
+    if request.preemptions:  # what it lost by that is no rest of a unit
+        return Sample(request.prompt, (), explained=True, after_empty=False, first_chunk=None, heard=False)
     another = 0 < (request.taken or 0) < before
     if request.taken == 0:
         before = max(before, kept_before(case, request))

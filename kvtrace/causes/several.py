@@ -119,7 +119,7 @@ def _findings(parts: Parts) -> list[Finding]:
 
 def of_the_run(found: Sequence[Finding], whole: Mapping[str, Finding], lost: Set[str]) -> list[Finding]:
     """Faults; and what is none of one of them only where the ``whole`` run has it too, or ``lost`` tokens by
-    it: else another has the tokens, or gave them. Of several that say the same, one that lost no more than the
+    it: else another has the tokens, or gave them. Of several that say the same one that lost no more than the
     run did speaks for those that lost more. What was not loaded was given by none."""
     kept: list[Finding] = []
     least = {ident: min((one.tokens for one in found if one.id == ident), default=0) for ident in whole}

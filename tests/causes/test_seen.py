@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from diagnosed import analyse, graded, ruled_out, served, the
+from diagnosed import analyse, graded, ids, ruled_out, served, the
 from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
 from test_load_rules import again
 
@@ -508,6 +508,16 @@ def test_a_read_beyond_a_prompts_own_metadata_tells_no_unit(tmp_path: Path) -> N
     sim.read("r3", 96, 128)
     found = {one.id: one.tokens for one in analyse(sim).findings}
     assert found["below-save-granularity"] == 8 + 22 + 2 + 23 and "metadata-has-no-store" not in found
+
+
+def test_a_preempted_request_tells_nothing_of_the_unit(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, block=32, kv_blocks=64)
+    for n, (length, kept) in enumerate(((200, 192), (330, 320), (170, 96))):
+        kept_of(sim, f"r{n}", length, 0, kept, (5 * n + 1, 5 * n + 2, 5 * n + 3, 5 * n + 4))
+    sim.write()
+    run = read_run(tmp_path)
+    preempted = replace(run, requests=[*run.requests[:2], run.requests[2]._replace(preemptions=1)])
+    assert ["below-save-granularity" in ids(diagnose(one)) for one in (run, preempted)] == [False, True]
 
 
 def test_blocks_kept_for_an_unseen_save_say_nothing_of_the_unit(tmp_path: Path) -> None:
