@@ -158,6 +158,9 @@ class WorkerCalls:
         self.watched, self.stores, self.reached = watched, stores, reached
         self._block, self._windows = max(1, engine.block_size), windows
         self._understood = not engine.unreadable_steps
+        self._unread_steps = engine.watched_steps
+        # Small numbers that count something are some requests' blocks, in some steps.
+        self._by_chance = engine.unreadable_steps > sum(map(bool, stores.named))
         self._slots = watched.slots
         self._layers = range(len(watched.worker.kv_layers))
         self._steps_watched = locate(watched.ran.watched, stores.steps)[1]
@@ -181,12 +184,15 @@ class WorkerCalls:
         unread = self._unread_in(named)
         missing = sum(sum(tokens.values()) for tokens in unread)
         elsewhere = missing > 0 and read_elsewhere(self.watched, self.stores, row, missing)
+        # In a step of which not all is understood the rest may be no order: the blocks of all who run.
+        in_part = self._slots.visible and int(self.stores.steps[row]) in self._unread_steps
+        doubtful = self._by_chance or in_part
         alike: dict[tuple[int, ...], Call] = {}
         for column, tokens in zip(self._layers, unread, strict=True):
             at, left_out = (row, column), sum(tokens.values())
             reached, blind = SaveEnd(int(self.reached[at])), self._blind(at)
-            if left_out and not self._understood:
-                blind = blind or Blind.METADATA_UNREAD  # what seems to be named may be by chance, or no order
+            if left_out and (doubtful or (elsewhere and not self._understood)):
+                blind = blind or Blind.METADATA_UNREAD  # what is not understood may name those that were read
             empty = left_out == total and self._empty(at)
             here = int(self.stores.steps[row]), column
             unknown, partly = here in self._slots.unknown, here in self._slots.partly
