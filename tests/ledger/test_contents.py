@@ -246,9 +246,12 @@ def test_kv_of_ones_own_beginning_is_no_other_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preempted", [True, False])
-def test_the_table_of_a_request_that_was_preempted(tmp_path: Path, preempted: bool) -> None:
+@pytest.mark.parametrize("other", [A, B], ids=["the same prompt", "one that begins so"])
+def test_the_table_of_a_request_that_was_preempted(
+    tmp_path: Path, other: tuple[int, ...], preempted: bool
+) -> None:
     """Appended to when the request resumes, it names its first block anew in the place of a later one."""
-    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 5, 9]).run()
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 5, 9], other).run()
     run = replace(run, requests=[run.requests[0]._replace(preemptions=int(preempted)), run.requests[1]])
     (fault,) = (one for one in diagnose(run).findings if one.id == "kv-load-wrong")
     assert ("resumed_req_ids" in fault.remedy[0]) == preempted

@@ -146,8 +146,9 @@ def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind:
     """``lost``: tokens that the loads brought wrong; ``behind``: these alone began behind a hit."""
     first = stored_so(case, lost)
     where = [_BEHIND] if behind else []
-    preempted = {request.digest for request in case.requests if request.preemptions}
-    if SAME_PROMPT in said and any(case.requests[row.request].digest in preempted for row in wrong):
+    common = case.run.in_common
+    preempted = {at for one in case.requests if one.preemptions for at in common.get(one.row, ())}
+    if SAME_PROMPT in said and any(not preempted.isdisjoint(common.get(row.request, ())) for row in wrong):
         where.append(kv_misplaced.PREEMPTED)
     begins_behind = any(one.local or one.chunks > 1 for one in case.requests)
     told = [
