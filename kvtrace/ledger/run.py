@@ -272,6 +272,7 @@ class Engine:
     pairs_known: bool = True  # False: no worker fact, pairs are assumed
     store_entries: int = 0
     unreadable_steps: int = 0
+    no_order: bool = False  # some of what its metadata names is none: it names KV of nobody, or no direction
     unknown_steps: int = 0  # ... of these, steps with prompt tokens of which nothing was measured either
     watched_steps: frozenset[int] = frozenset()  # ... and those of which everything was
     decode_entries: int = 0  # store entries that reach past the prompt

@@ -107,9 +107,17 @@ def _engines(scans: Sequence[SpoolScan], known: Sequence[Connector]) -> list[Eng
                 t_first=scheduled.first_t,
                 t_last=scheduled.last_t,
                 args=_engine_args(scans, scan),
+                no_order=_names_no_order(scan),
             )
         )
     return sorted(found, key=lambda engine: (engine.facts.dp_rank, engine.t_first, engine.tag))
+
+
+def _names_no_order(scan: SpoolScan) -> bool:
+    """Whether something in the metadata named KV of no request, or neither stores nor loads, in some step:
+    where it names a request's blocks in another, that is no order either."""
+    shapes = (one.shape for one in scan.facts_of(facts.UnreadableMetadataFact) if not one.load)
+    return any(shape.endswith((facts.NO_DIRECTION, facts.NOBODYS)) for shape in shapes)
 
 
 def _engine_args(scans: Sequence[SpoolScan], scheduler: SpoolScan) -> dict[str, Any]:

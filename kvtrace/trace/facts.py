@@ -403,6 +403,10 @@ class StartFailedFact(Document):
     where: str = ""
 
 
+NO_DIRECTION, NOBODYS = "neither store nor load", "numbers that no request of this step holds"
+"""Shapes of what may name KV, and orders nothing: a table of all who run, a count of something."""
+
+
 @dataclass(frozen=True)
 class UnreadableMetadataFact(Document):
     """Something in a connector's metadata that may name KV and is not understood.

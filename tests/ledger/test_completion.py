@@ -123,6 +123,13 @@ def test_what_came_back_equal_was_not_misread(token: Token, proved: bool, name: 
     assert decide(token._replace(proved=proved)).name == name
 
 
+def test_what_was_read_too_early_is_stale_whatever_is_named() -> None:
+    """That metadata is not understood hides nothing of the read, and no later one."""
+    unread = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.METADATA_UNREAD)
+    assert decide(Token(stores=(unread,), stale=True)).end == SaveEnd.STALE
+    assert decide(Token(stores=(unread,))).name == NOT_OBSERVED
+
+
 _UNSEEN = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.UNTOLD)
 _LOST = {
     "named by nothing": Token(), "read too early": Token(stale=True),

@@ -731,15 +731,21 @@ def test_old_blocks_of_the_same_request_are_read_instead(tmp_path: Path) -> None
     assert alike(sim) == {(0, 32): SAVED, (32, 64): MISPLACED}
 
 
-@pytest.mark.parametrize(("unread", "fate"), [(1, NOTHING), (2, UNSEEN)])
-def test_what_seems_to_be_named_is_not_missed(tmp_path: Path, unread: int, fate: str) -> None:
-    """Where most steps are not understood, small numbers that count something may be blocks by chance: a
-    sound connector got a fault."""
+@pytest.mark.parametrize(
+    ("shape", "fate"),
+    [
+        ("list of ints: numbers that no request of this step holds", UNSEEN),
+        ("neither store nor load", UNSEEN),
+        ("how much of it is not understood", NOTHING),
+    ],
+)
+def test_what_orders_nothing_in_some_steps_names_nothing(tmp_path: Path, shape: str, fate: str) -> None:
+    """A table of all who run, or numbers that count something and are blocks by chance: sound connectors
+    got faults."""
     sim = cache(tmp_path)
-    for name in "vw"[:unread]:
-        prefill(sim, name, 0, 32, unreadable=True)
-        sim.read(name, 0, 32)
-        sim.finish(name, 32)
+    witness(sim)
+    said = {"connector": sim.tag * 10 + 1 & 0xFF, "class": "Meta", "field": "rows[].table", "shape": shape}
+    sim.scheduler.fact(Fact.UNREADABLE_METADATA, {**said, "load": False, "steps": 1})
     prefill(sim, "a", 0, 32, [entry("a", 0, 32)])
     sim.finish("a", 32)
     assert alike(sim) == {(0, 32): fate}

@@ -17,6 +17,7 @@ from kvtrace.agent.metadata.numbers import Known, Number, Span, Unclear, cut
 from kvtrace.agent.metadata.shapes import Integers
 from kvtrace.agent.metadata.step_requests import Interval, StepRequests
 from kvtrace.agent.metadata.walk import Listed, Node, Problem
+from kvtrace.trace.facts import NO_DIRECTION, NOBODYS
 from kvtrace.trace.format import UNKNOWN, Flag
 
 _STORE, _LOAD = int(Flag.STORE), int(Flag.LOAD)
@@ -24,7 +25,6 @@ _TELLING = 8
 """Token ids, under whatever name, that are a request's own by no chance."""
 _MOST_BLOCKS = 1 << 16
 _Named = TypeVar("_Named", Listed, Number, Span)
-_NOBODYS = "numbers that no request of this step holds"
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Resolver:
             shares, several = self._shares(part, lists)
             if not shares:
                 if direction or part.ids or several or any(map(self._may_be_blocks, lists)):
-                    self._problem(lists[0].field, f"{lists[0].shape}: {_NOBODYS}", direction)
+                    self._problem(lists[0].field, f"{lists[0].shape}: {NOBODYS}", direction)
                     return [DeclaredEntry(_only(part.ids), direction, field=where)] if direction else []
                 return []
             return [
@@ -220,7 +220,7 @@ class Resolver:
             direction = self._infer(part, req_id, ranges)
             if not direction:
                 if not part.deny & _STORE:
-                    self._problem(lists[0].field, "neither store nor load", 0)
+                    self._problem(lists[0].field, NO_DIRECTION, 0)
                 return [DeclaredEntry(req_id, 0, start=ranges[0][0] if ranges else UNKNOWN, field=where)]
         elif direction == _STORE and ranges and self._still_awaited(req_id, ranges):
             self._problem(lists[0].field, "a store of what is still to come", 0)

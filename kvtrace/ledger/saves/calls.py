@@ -159,8 +159,7 @@ class WorkerCalls:
         self._block, self._windows = max(1, engine.block_size), windows
         self._understood = not engine.unreadable_steps
         self._unread_steps = engine.watched_steps
-        # Small numbers that count something are some requests' blocks, in some steps.
-        self._by_chance = engine.unreadable_steps > sum(map(bool, stores.named))
+        self._no_order = engine.no_order
         self._slots = watched.slots
         self._layers = range(len(watched.worker.kv_layers))
         self._steps_watched = locate(watched.ran.watched, stores.steps)[1]
@@ -186,7 +185,7 @@ class WorkerCalls:
         elsewhere = missing > 0 and read_elsewhere(self.watched, self.stores, row, missing)
         # In a step of which not all is understood the rest may be no order: the blocks of all who run.
         in_part = self._slots.visible and int(self.stores.steps[row]) in self._unread_steps
-        doubtful = self._by_chance or in_part
+        doubtful = self._no_order or in_part
         alike: dict[tuple[int, ...], Call] = {}
         for column, tokens in zip(self._layers, unread, strict=True):
             at, left_out = (row, column), sum(tokens.values())

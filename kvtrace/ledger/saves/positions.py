@@ -196,7 +196,7 @@ def _not_saved(token: Token) -> Outcome:
     end, grade, _, blind = min(token.stores, default=StoreResult(SaveEnd.NOT_DECLARED, Grade.DECLARED))
     if token.stores and end == SaveEnd.PENDING:
         return _PENDING
-    stale = token.stale and end >= SaveEnd.NOTHING_READ
+    stale = token.stale and (end >= SaveEnd.NOTHING_READ or blind == Blind.METADATA_UNREAD)
     silent = Blind.NO if token.stores or stale else token.silent
     unseen = silent or (not stale and (end == SaveEnd.NOT_OBSERVED or grade == Grade.NOT_OBSERVED))
     if token.proved and (unseen or token.for_others or (token.stores and end in OTHERS_READ)):
