@@ -124,10 +124,12 @@ def test_what_came_back_equal_was_not_misread(token: Token, proved: bool, name: 
 
 
 def test_what_was_read_too_early_is_stale_whatever_is_named() -> None:
-    """That metadata is not understood hides nothing of the read, and no later one."""
+    """That metadata is not understood hides no read. What nobody read is as if it
+    were not named."""
     unread = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.METADATA_UNREAD)
     assert decide(Token(stores=(unread,), stale=True)).end == SaveEnd.STALE
     assert decide(Token(stores=(unread,))).name == NOT_OBSERVED
+    assert decide(Token(stores=(unread,), watched=True)).end == SaveEnd.NOT_DECLARED
 
 
 _UNSEEN = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.UNTOLD)

@@ -292,7 +292,7 @@ def test_a_table_in_metadata_not_understood_is_no_order(tmp_path: Path, understo
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)], unreadable=not understood)
     sim.step([], tokens=1)
     sim.finish("a", 64)
-    assert alike(sim) == {(0, 64): NOTHING if understood else UNSEEN}
+    assert alike(sim) == {(0, 64): NOTHING if understood else NOT_OFFERED}
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -734,8 +734,8 @@ def test_old_blocks_of_the_same_request_are_read_instead(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("shape", "fate"),
     [
-        ("list of ints: numbers that no request of this step holds", UNSEEN),
-        ("neither store nor load", UNSEEN),
+        ("list of ints: numbers that no request of this step holds", NOT_OFFERED),
+        ("neither store nor load", NOT_OFFERED),
         ("how much of it is not understood", NOTHING),
     ],
 )
@@ -758,7 +758,7 @@ def test_what_is_not_understood_may_name_what_is_read(tmp_path: Path) -> None:
     prefill(sim, "a", 32, 64, [entry("a", 32, 64)])
     sim.read("a", 0, 32)
     sim.finish("a", 64)
-    assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN}
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): NOT_OFFERED}
 
 
 def test_more_in_one_layer_stands_for_none_in_another(tmp_path: Path) -> None:

@@ -205,6 +205,8 @@ def _not_saved(token: Token) -> Outcome:
         return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
     if silent:
         return not_observed(silent)
+    if unseen and blind == Blind.METADATA_UNREAD and token.watched:  # as if it were not named: nobody read it
+        return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ)
     if unseen:
         return not_observed(blind or Blind.UNTOLD, None if end == SaveEnd.NOT_OBSERVED else end)
     return Outcome(NOT_SAVED, end, Grade.READ if token.watched and not token.stores else grade)
