@@ -20,6 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from synth import Sim
 
 from kvtrace.live import server as server_module
+from kvtrace.live.analysis import Analyses
 from kvtrace.live.exposition import CONTENT_TYPE, exposition
 from kvtrace.live.look import OpenHook, ProcessLook
 from kvtrace.live.server import MetricsServer
@@ -75,6 +76,13 @@ def test_a_run_without_anything_gives_metrics(tmp_path: Path) -> None:
     assert "kvtrace_ledger_tokens" not in found
 
 
+class NoneYet(Analyses):
+    """The first analysis takes its time."""
+
+    def refresh(self, state: object, wait: bool = False) -> None:
+        return
+
+
 def test_the_first_scrape_names_the_run_vllm_and_connector(tmp_path: Path) -> None:
     """No report is made yet: they are in the command and in the first spool."""
     sim = Sim(tmp_path / "20261120-serve")
@@ -82,7 +90,7 @@ def test_the_first_scrape_names_the_run_vllm_and_connector(tmp_path: Path) -> No
     file = sim.dir / "run.json"
     words = ["vllm", "serve", "m", "--kv-transfer-config", '{"kv_connector": "ChunkStore"}']
     file.write_text(json.dumps({"schema": "kvtrace.run/1", "command": words}), encoding="utf-8")
-    look = LiveRun(sim.dir).look()
+    look = LiveRun(sim.dir, NoneYet(sim.dir)).look()
     assert look.analysis is None
     (labels,) = map(dict, samples(exposition(look))["kvtrace_run_info"])
     assert labels == {"run": "20261120-serve", "vllm": look.vllm, "connector": "ChunkStore"}
