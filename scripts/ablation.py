@@ -182,9 +182,11 @@ RULES: tuple[Rule, ...] = (
             ("slots: metadata in part, too late", "slots.resolve:_Resolver._may_be_named", _false),
         )
     ),
-    Rule("saves: metadata in part", _CALLS, _beside(_CALLS, _understood)),
+    Rule("saves: metadata in part, other slots", _CALLS, _beside(_CALLS, _understood)),
     Rule("contents: under another's name", _ANOTHER_S, _beside(_ANOTHER_S, _nobody_s_name)),
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
+    Rule("saves: what orders nothing", f"{_LEDGER}.topology:_names_no_order", _false),
+    Rule("causes: the unit, of so many blocks", "kvtrace.causes.evidence.unit:_of_blocks", _none),
     Rule("causes: the unit, of own entries", "kvtrace.causes.case:_own", lambda _, taken: taken),
     Rule("causes: keys beside hits", "kvtrace.causes.rules.key_mismatch:_finding", _always_fault),
     *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),

@@ -132,12 +132,18 @@ def name_of(sock: Any) -> str:
     """The peer: ``tcp host:port``, or ``unix path``; of a connection to a server of this process that one,
     and "" of what it answers to a client of this process: that is nowhere stored."""
     try:
-        peer = sock.getpeername()
         if sock in _accepted:
-            peer = "" if peer in _clients else sock.getsockname()
+            return "" if _answers_here(sock) else name_of_address(sock.getsockname())
+        return name_of_address(sock.getpeername())
     except OSError:
         return ""
-    return name_of_address(peer)
+
+
+def _answers_here(sock: Any) -> bool:
+    try:
+        return sock.getpeername() in _clients
+    except OSError:  # it is gone
+        return False
 
 
 def name_of_address(peer: Any) -> str:

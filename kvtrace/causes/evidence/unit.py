@@ -244,7 +244,7 @@ def _of_blocks(block: int, kept: Sequence[Sample], silent: Sequence[Sample]) -> 
 
 
 def _several(chosen: _Candidate, decided: Sequence[Sample], silent: Sequence[Sample]) -> Sequence[_Candidate]:
-    """So many of a unit that give every store, where it does so only if later chunks were left out."""
+    """So many of a unit that give every store, where it does not, or only if later chunks were left out."""
     if not chosen.value or _gives_all(chosen, decided, silent):
         return ()
     more = (_Candidate(value=chosen.value * n, kept_back=chosen.kept_back) for n in _SEVERAL)
