@@ -20,7 +20,10 @@ from kvtrace.ledger.values import replace
 from kvtrace.trace.facts import UNIT_NAME
 from kvtrace.words import count, listed
 
-_SEVERAL, _LEAST_LENGTHS = range(2, 9), 3
+_SEVERAL = range(2, 9)
+"""So many blocks that nothing names may be a unit."""
+_LEAST_LENGTHS = 3
+"""Of the prompts that were kept so: fewer may be stored so for another reason."""
 _MAX_UNIT = 1 << 24
 _MOST_BLOCKS = 64
 """A number of the connector's up to this one may count the blocks of a unit."""

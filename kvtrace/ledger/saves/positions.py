@@ -196,7 +196,8 @@ def _not_saved(token: Token) -> Outcome:
     end, grade, _, blind = min(token.stores, default=StoreResult(SaveEnd.NOT_DECLARED, Grade.DECLARED))
     if token.stores and end == SaveEnd.PENDING:
         return _PENDING
-    stale = token.stale and (end >= SaveEnd.NOTHING_READ or blind == Blind.METADATA_UNREAD)
+    doubted = blind == Blind.METADATA_UNREAD  # what was read is seen, and not whether it was named
+    stale = token.stale and (doubted or end >= SaveEnd.NOTHING_READ)
     silent = Blind.NO if token.stores or stale else token.silent
     unseen = silent or (not stale and (end == SaveEnd.NOT_OBSERVED or grade == Grade.NOT_OBSERVED))
     if token.proved and (unseen or token.for_others or (token.stores and end in OTHERS_READ)):
@@ -205,7 +206,7 @@ def _not_saved(token: Token) -> Outcome:
         return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
     if silent:
         return not_observed(silent)
-    if unseen and blind == Blind.METADATA_UNREAD and token.watched:  # as if it were not named: nobody read it
+    if doubted and token.watched:  # as if it were not named: nobody read it
         return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ)
     if unseen:
         return not_observed(blind or Blind.UNTOLD, None if end == SaveEnd.NOT_OBSERVED else end)
@@ -223,8 +224,7 @@ class _InPair:
         misread = way.pairs.misread.get(way.row, {})
         self._misread = {step for step, pairs in misread.items() if pairs >> pair & 1}
         """Steps in which other slots were read in the place of the request's."""
-        read, self._stale = self._read()
-        self._for_others = self._read_for_others()
+        read, self._stale, self._for_others = self._read()
         own = union(positions(way.request, entry) for entry in way.request.entries)
         # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.
         others = subtract(way.reuse.local, own)
@@ -254,29 +254,27 @@ class _InPair:
             found += [(a, b, ended) for a, b in intersect(never_came, [(start, end)])]
         return found
 
-    def _read(self) -> tuple[dict[StoreResult, list[Interval]], list[Interval]]:
-        """Positions that were read in this pair, by what that came to; and those that were read before they
-        were computed, and not after."""
+    def _read(self) -> tuple[dict[StoreResult, list[Interval]], list[Interval], list[Interval]]:
+        """Positions that were read in this pair, by what that came to; those that were read before they were
+        computed, and not after; and those that were read for others, as far as is seen."""
         request, pairs = self._request, self._way.pairs
         found: dict[StoreResult, list[Interval]] = defaultdict(list)
         stale: list[Interval] = []
+        for_others: list[Interval] = []
         for read in pairs.reads.get(self._way.row, ()):
             if not read.pairs >> self._pair & 1:
                 continue
             # Whole blocks are read, however far they are filled: of decode tokens that says nothing.
             stale += intersect(list(read.stale), [(0, request.at_step(read.step)[0])])
-            if read.step not in self._misread and not self._void(read.step):
+            if read.step in self._misread:
+                for_others += read.positions
+            elif not self._void(read.step):
                 end, grade = read.end
                 found[StoreResult(end, grade, read.sent_to, read.blind)] += intersect(
                     union(read.positions), [(0, request.computed)]
                 )
         every = union(part for parts in found.values() for part in parts)
-        return found, subtract(union(stale), every)
-
-    def _read_for_others(self) -> list[Interval]:
-        """Positions that were read in steps that read other slots than theirs: for others, as far as seen."""
-        reads = (read for read in self._way.pairs.reads.get(self._way.row, ()) if read.step in self._misread)
-        return union(part for read in reads if read.pairs >> self._pair & 1 for part in read.positions)
+        return found, subtract(union(stale), every), union(for_others)
 
     def _void(self, step: int) -> bool:
         """Whether what was read in a step is not in the store."""
