@@ -347,8 +347,11 @@ class Agent:
         come, where it is still on its way."""
         return foreign.of_exception(error, self.config.keep_messages, most, trace)
 
-    def exception(self, hook: str, layer: str | None, step: int, index: int, error: BaseException) -> None:
-        """Note an exception that the connector of that index raised out of a hook (it is re-raised)."""
+    def exception(
+        self, hook: str, layer: str | None, step: int, index: int, error: BaseException, called: Any = None
+    ) -> None:
+        """Note an exception that the connector of that index raised out of a hook (it is re-raised).
+        ``called``: as of :func:`where_raised`."""
         self._exceptions += 1
         if self._exceptions > _MAX_EXCEPTION_FACTS:
             return
@@ -359,7 +362,7 @@ class Agent:
             connector=index,
             type=traces.type_name(error),
             message=self.said(error),
-            where=where_raised(error),
+            where=where_raised(error, called),
             count_so_far=self._exceptions,
         )
         self.fact(fact, Role.WORKER)
@@ -391,10 +394,15 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
-def where_raised(error: BaseException | None) -> str:
+def where_raised(error: BaseException | None, called: Any = None) -> str:
     """``file.py:12 in function`` of the innermost frame that is the connector's, not vLLM's,
-    torch's or ours."""
+    torch's or ours. Where there are none but ours, ``called`` was not even entered, as it does not take these
+    arguments: where it is defined."""
     best = ""
+    code = getattr(called, "__code__", None)
+    frames = traces.entries(error.__traceback__ if error is not None else None)
+    if code is not None and all(is_ours(trace.tb_frame.f_code.co_filename) for trace in frames):
+        return traces.place(code, code.co_firstlineno)
     for trace in traces.entries(error.__traceback__ if error is not None else None):
         code = trace.tb_frame.f_code
         parts = code.co_filename.replace("\\", "/").split("/")

@@ -181,6 +181,11 @@ class Process:
         return self.spool is not None
 
 
+_TELLING = frozenset(
+    hook.name for hook in (hooks.GET_FINISHED, hooks.TRANSFER_RESULTS, hooks.CONNECTOR_OUTPUT)
+)
+
+
 @dataclass(frozen=True)
 class Connector(documents.ConnectorFact):
     """One connector object, in the process ``pid``; ``ordinal`` -1: it could not be made."""
@@ -193,6 +198,12 @@ class Connector(documents.ConnectorFact):
     def does(self, hook: hooks.Hook) -> bool:
         """Whether this connector does something in a hook."""
         return hook.name not in self.noop
+
+    @property
+    def mute(self) -> bool:
+        """Whether vLLM can hear from it of no transfer's end: it defines none of the hooks that tell of one
+        (``v1/base.py``, 0.32.0: ``get_finished`` answers (None, None))."""
+        return bool(self.overrides) and not _TELLING.intersection(self.overrides)
 
     @property
     def saves_per_layer(self) -> bool:
@@ -301,6 +312,11 @@ class Engine:
     def connector_name(self) -> str:
         """The class of its connector, as a sentence begins with it."""
         return self.connector.cls if self.connector else "The connector"
+
+    @property
+    def mute(self) -> bool:
+        """Whether vLLM can hear of no end of its connector's transfers."""
+        return self.connector is not None and self.connector.mute
 
     @property
     def looks_up(self) -> bool:

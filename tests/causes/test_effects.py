@@ -481,9 +481,10 @@ def test_unreadable_metadata_rests_on_what_was_measured(tmp_path: Path) -> None:
     assert ids(diagnosis) == []
 
 
-def saving(tmp_path: Path, name: str, n: int = 6, tp: int = 2) -> Sim:
+def saving(tmp_path: Path, name: str, n: int = 6, tp: int = 2, **facts: object) -> Sim:
     """Requests whose asynchronous save begins as they finish."""
-    sim = Sim(tmp_path / name, tp=tp, ints={"unit": 32}, noop=("save_kv_layer", "wait_for_save"))
+    noop = ("save_kv_layer", "wait_for_save")
+    sim = Sim(tmp_path / name, tp=tp, ints={"unit": 32}, noop=noop, connector_facts=facts)
     for prompt in prompts([64] * n):
         sim.serve([prompt], Rounding(32).policy())
         sim.open_save(prompt.id)
@@ -530,6 +531,20 @@ def test_saves_in_flight_are_pending_and_finished_ones_saved(tmp_path: Path) -> 
         sim.done(f"req-{i}")
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"saved": 128} and "save-never-finished" in ruled_out(diagnosis)
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_saves_never_finish_where_no_hook_tells_of_it(tmp_path: Path, tells: bool) -> None:
+    """request_finished answers True, and get_finished is left to vLLM's base class, which tells of none."""
+    diagnosis = analyse(
+        saving(tmp_path, "run", 2, overrides=["get_finished"] if tells else ["wait_for_save"])
+    )
+    if tells:
+        assert "in flight" in not_observed(diagnosis)["save-never-finished"]
+        return
+    finding = the(diagnosis, "save-never-finished")
+    assert (finding.severity, finding.requests) == ("fault", 2)
+    assert "the connector defines no get_finished, by which vLLM hears of an end" in finding.evidence
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def test_stock_connector_with_all_prompts_below_a_block(tmp_path: Path) -> None:
         ({"port": 4096}, "metadata-has-no-store"),
         ({"window": 4096}, "metadata-has-no-store"),
         ({"max_model_len": 4096, "max_blocks": 12}, "metadata-has-no-store"),
+        ({"bytes_per_token": 4096}, "metadata-has-no-store"),
+        ({"_inner._compress_bits": 8}, "metadata-has-no-store"),  # not 8 blocks, as the only number there is
         ({"min_tokens": 4096}, "below-save-granularity"),
         ({"_max_batched": 4096}, "below-save-granularity"),
         # Two numbers of the connector are larger than every prompt: which one is the unit?

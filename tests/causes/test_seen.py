@@ -426,6 +426,29 @@ def test_an_exception_stands_before_what_it_explains(
 
 
 @pytest.mark.parametrize(
+    ("kind", "hook", "named"),
+    [
+        ("ValueError", "register_kv_caches", True),
+        ("FileNotFoundError", "register_kv_caches", False),
+        ("ValueError", "build_connector_meta", False),
+    ],
+)
+def test_what_was_caught_at_the_start_stands_first(tmp_path: Path, kind: str, hook: str, named: bool) -> None:
+    """Nothing was ever read, and "look at the hooks for an early return" stood before what they lacked."""
+    run = run_of(tmp_path, lengths=(64,))
+    fact = swallowed(type=kind, hook=hook, asked_by="", places=((0, ""),))
+    diagnosis = diagnose(losing(run, SaveEnd.NOTHING_READ, swallowed=(fact,)))
+    first = diagnosis.findings[0]
+    assert first.id == "stored-nothing"
+    assert (
+        first.remedy[0].startswith("Mend first what register_kv_caches caught at store.py:1 in put") is named
+    )
+    assert any("ValueError" in line for line in first.evidence) is named
+    noted = [one for one in diagnosis.findings if one.id == "exception-swallowed"]
+    assert all(("stands under stored-nothing" in one.title) is named for one in noted)
+
+
+@pytest.mark.parametrize(
     ("grade", "ident"), [(Grade.READ, "decode-not-offered"), (Grade.DECLARED, "stored-nothing")]
 )
 def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grade: Grade, ident: str) -> None:

@@ -31,7 +31,7 @@ def settled(
     reads = {row: [SimpleNamespace(t=ms * MS) for ms in at] for row, at in reads_ms.items()}
     ran = SimpleNamespace(began_t=np.array(asked_ms, dtype=np.int64) * MS)
     watched: Any = SimpleNamespace(slots=SimpleNamespace(reads=reads, late={}), ran=ran)
-    engine: Any = SimpleNamespace(tag=0, workers=(worker,), t_last=max([*asked_ms, 100]) * MS)
+    engine: Any = SimpleNamespace(tag=0, workers=(worker,), t_last=max([*asked_ms, 100]) * MS, mute=False)
     return list(settle(requests, [engine], {(0, "w"): watched}))
 
 

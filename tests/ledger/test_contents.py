@@ -659,6 +659,24 @@ def test_where_loads_began_tells_the_wrong_from_the_right(tmp_path: Path, right:
     assert first.id == "kv-load-wrong" and said == asked == (right == "a load from the first token")
 
 
+@pytest.mark.parametrize(("first", "right", "said"), [(1, 1, True), (2, 1, False), (4, 1, False)])
+def test_wrong_kv_from_the_first_chunks_end_on(tmp_path: Path, first: int, right: int, said: bool) -> None:
+    """All blocks of a prompt were saved in its first step, which had computed some of them. ``first``: blocks
+    of its first chunk; ``right``: that came back right."""
+    cache = Cache(tmp_path)
+    sim, length = cache.sim, 4 * BLOCK
+    sim.arrive(Prompt("a", length, digest=A[-1], prefixes=A))
+    sim.lookup("a", 0, 0, 0)
+    sim.step([Chunk("a", 0, first * BLOCK, first=True)], prompts={"a": length})
+    if first < 4:
+        sim.step([Chunk("a", first * BLOCK, length - first * BLOCK)], prompts={"a": length})
+    sim.prints("a", [5, 6, 7, 8])
+    found = diagnose(cache.loads("b", [5, 6, 7][:right] + [77] * (3 - right) + [9]).run()).findings[0]
+    assert found.id == "kv-load-wrong"
+    assert found.remedy[0].startswith("Save each block in the step that fills it") is said
+    assert any("where the first chunk ended" in line for line in found.evidence) is said
+
+
 @pytest.mark.parametrize("late", [True, False])
 def test_other_prompts_kv_may_have_been_copied_too_late(tmp_path: Path, late: bool) -> None:
     """Of a thread's copies: "nothing goes on naming a place of the store" was no help, it did not."""

@@ -356,6 +356,16 @@ def test_a_load_that_was_written_and_asked_for_in_vain(
     assert arrived(sim) == {end: 96}
 
 
+@pytest.mark.parametrize(
+    ("hooks", "end"), [(["get_finished"], "PENDING"), (["start_load_kv"], "NOT_FINISHED"), ([], "PENDING")]
+)
+def test_a_load_of_which_no_hook_tells_the_end(tmp_path: Path, hooks: list[str], end: str) -> None:
+    sim = loading(tmp_path, connector_facts={"overrides": hooks})
+    in_background(sim)
+    sim.step([], tokens=1)
+    assert arrived(sim) == {end: 96}
+
+
 LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(2)]
 
 

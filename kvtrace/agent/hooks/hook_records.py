@@ -27,8 +27,8 @@ travels to workers that may not have kvtrace."""
 _UNREADABLE = int(Flag.UNREADABLE)
 
 
-def raised(hooked: Hooked, layer: Any, t0: int, error: BaseException) -> None:
-    """Record a call that raised."""
+def raised(hooked: Hooked, layer: Any, t0: int, error: BaseException, called: Any = None) -> None:
+    """Record a call that raised. ``called``: the connector's method, where it may not take the arguments."""
     hook, role, index = hooked.hook, hooked.role, hooked.index
     try:
         layer = None if layer is None else str(layer)
@@ -37,7 +37,7 @@ def raised(hooked: Hooked, layer: Any, t0: int, error: BaseException) -> None:
         ident = AGENT.id(layer) if layer else 0
         name = AGENT.id(type_name(error))
         AGENT.add(rows.HookCall(head, t0, clock(), step, ident, UNKNOWN, UNKNOWN, extra=name))
-        AGENT.exception(hook.name, layer, step, index, error)
+        AGENT.exception(hook.name, layer, step, index, error, called)
         AGENT.flush()
     except Exception:
         AGENT.failed(hook.name)

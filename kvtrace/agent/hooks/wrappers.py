@@ -127,7 +127,7 @@ def _general(connector: Any, shadow: Any, hooked: Hooked, passed: Passed) -> Cal
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if passed.to is not None:
             return passed.to(*args, **kwargs)
-        t0 = clock()
+        t0, method = clock(), None
         try:
             method = found(self, name)
             if point.off():
@@ -138,7 +138,7 @@ def _general(connector: Any, shadow: Any, hooked: Hooked, passed: Passed) -> Cal
                 result = point.watched(its(self), method, layer, *args, **kwargs)
                 t0 = min(t0 + HERE.own - own, clock())
         except BaseException as error:
-            hook_records.raised(hooked, None, t0, error)
+            hook_records.raised(hooked, None, t0, error, method)
             frames.step_out(error)
             raise
         given = (hook_records.argument(args, kwargs, *which) for which in needs)

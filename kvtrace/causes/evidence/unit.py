@@ -39,6 +39,9 @@ _BLOCKS_NAME = re.compile(
 _BATCHED_NAME = re.compile(r"batch|token", re.IGNORECASE)
 """Names under which a connector keeps max_num_batched_tokens."""
 
+_NO_TOKENS = re.compile(r"bytes?(_|$)|per_?tok", re.IGNORECASE)
+"""Names of a number of bytes, or of something a token: no tokens, whatever it equals."""
+
 KEEPS_LAST_BACK = frozenset({"ExampleConnector", "SharedStorageConnector"})
 """Connectors known to round prompt - 1: ``(n - 1) // block * block``."""
 
@@ -269,12 +272,16 @@ def _candidates(engine: Engine) -> list[_Candidate]:
     found: defaultdict[int, _Candidate] = defaultdict(_Candidate)
     found[engine.block_size].block = True
     found[engine.facts.max_num_batched_tokens or 0].batched = True
-    ints = [*(engine.connector.ints if engine.connector else {}).items()]
-    for name, value in _integers(engine.extra):
+    held = (engine.connector.ints if engine.connector else {}).items()
+    extra, ints = (
+        [one for one in numbers if not _NO_TOKENS.search(one[0])]
+        for numbers in (_integers(engine.extra), held)
+    )
+    for name, value in extra:
         found[value].extra += (name,)
     for name, value in ints:
         found[value].attributes += (name,)
-    for name, value in (*_integers(engine.extra), *ints):
+    for name, value in (*extra, *ints):
         if 1 < value <= _MOST_BLOCKS and value % max(1, engine.block_size):
             found[value * engine.block_size].times += (name,)
     others = {name: value for name, value in ints if value != engine.block_size}
@@ -339,7 +346,7 @@ def _without_stores(fits: list[_Candidate], offered: bool, silent: Sequence[Samp
     known = [fit for fit in fits if fit.related or fit.only]
     possible = [fit for fit in known if all(_below(sample, fit) for sample in silent)]
     if len(possible) == 1:
-        return possible[0] if offered or possible[0].may_be_unit or possible[0].only else None
+        return possible[0] if offered or possible[0].may_be_unit else None
     # Prompts in the metadata with 0 slots: they are rounded to nothing, and less than a
     # block is less than any of the larger units too.
     return next((fit for fit in possible if fit.block), None) if offered else None

@@ -22,7 +22,7 @@ from kvtrace.causes.rule import (
     Stage,
     Turn,
 )
-from kvtrace.causes.rules.stored_nothing import idle_steps
+from kvtrace.causes.rules import stored_nothing
 from kvtrace.ledger.reported import ALL_SAID, BACKGROUND, HARMLESS, SAVE_HOOKS, may_end_a_save
 from kvtrace.ledger.run import Swallowed
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
@@ -100,7 +100,7 @@ def _goes_on(fact: Swallowed, step: int) -> bool:
 def claim_idle(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions of steps whose metadata says nothing readable, in which nothing was read and a save hook
     caught an exception."""
-    steps = set(idle_steps(case, span))
+    steps = set(stored_nothing.idle_steps(case, span))
     for fact in case.run.swallowed:
         ended = fact.hook in SAVE_HOOKS and not fact.went_on and fact.type not in HARMLESS
         if ended and steps & {step for step, _ in fact.places}:
@@ -257,6 +257,8 @@ def _cost(case: Case, loud: bool) -> str:
     """What the exceptions cost, in words."""
     if "store-failed" in case.assigned:
         return "the tokens that were lost stand under store-failed."
+    if any(stored_nothing.at_start(case)):
+        return "what was not stored stands under stored-nothing."
     return "what it saved then was not seen." if loud else "no save is known to be lost by it."
 
 

@@ -35,6 +35,8 @@ CAUSE = Cause(
 )
 _PATH = re.compile(r"Error: \[Errno \d+\] [^:]+: '(/[^']+?)(?:/…)?'")
 """A path that the configuration names: that it can't be had is no fault of the connector's code."""
+_MISFIT = re.compile(r"\btakes .*argument|unexpected keyword argument|missing .*argument")
+_DOCTOR = "; kvtrace doctor names each hook that does not take what this vLLM gives it"
 _AT_START = (*START_HOOKS, "__init__")
 _STOPPED = ("KeyboardInterrupt", "SystemExit")
 """Somebody stopped the process while a hook ran (Ctrl-C, SIGTERM): no exception of the connector's."""
@@ -62,7 +64,8 @@ def _remedy(raised: Sequence[HookException]) -> list[str]:
     if path:
         return [f"make {path} a place where this user may write, or configure another one"]
     places = listed(dict.fromkeys(one.where for one in raised if one.where), 2)
-    return [f"Fix the connector at {places}." if places else CAUSE.remedy]
+    misfit = any(one.type == "TypeError" and _MISFIT.search(one.message) for one in raised)
+    return [f"Fix the connector at {places}{_DOCTOR if misfit else ''}." if places else CAUSE.remedy]
 
 
 def rule(case: Case) -> Results:

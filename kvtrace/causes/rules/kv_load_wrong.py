@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.diagnosis import RuledOut
 from kvtrace.causes.evidence import loads, unlike
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
@@ -76,6 +78,11 @@ _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
     "prompt's first one: the tokens of the GPU's prefix cache (num_computed_tokens of the lookup) lie between"
 )
+_CHUNK = (
+    "save each block in the step that fills it: where a prompt comes in chunks, the blocks of later ones are "
+    "not computed in its first step, and may not be the request's yet (the block table has 0 for them)"
+)
+"""Of what was stored by a request whose first chunk ended where the wrong KV begins."""
 _MOST_SAID = 3
 _LEAST = 0.25
 """Of the tokens that were loaded wrong: what was stored so must be as many, to be named for it."""
@@ -102,10 +109,12 @@ def rule(case: Case) -> Results:
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
                 *(late := _perhaps_late(case, seen)),
+                *(chunked := _behind_first_chunks(case, wrong)),
                 *_reused(case),
             ],
             remedy=[
                 *([kv_misplaced.KEPT] if late else []),
+                *([_CHUNK] if chunked else []),
                 *_remedies(case, said, wrong, lost, unlike.behind_hits(seen)),
                 CAUSE.remedy,
             ],
@@ -140,6 +149,31 @@ def _perhaps_late(case: Case, seen: Sequence[str]) -> list[str]:
         f"a thread read blocks that {plural(len(case.run.perhaps_late), 'request')} had had, and others had "
         "by then: what was saved under their names may be these others' KV"
     ]
+
+
+def _behind_first_chunks(case: Case, wrong: Sequence[LoadOf]) -> list[str]:
+    """Where all that is wrong begins where the first chunk ended of the request that computed it first."""
+    for row in wrong:
+        size = max(1, case.engines[row.engine].block_size)
+        begin = min(
+            (start for parts in row.lost for start, _, end in parts if end == LoadEnd.WRONG), default=0
+        )
+        common = case.run.in_common.get(row.request, ())
+        first = case.once("first with a beginning", partial(_first, case))
+        known = (first.get((row.engine, digest)) for digest, tokens in common if tokens > begin)
+        by = next(filter(None, known), None)
+        if by is None or by.chunks < 2 or not row.local < begin == by.first_end // size * size:
+            return []
+    return [
+        "in each of these loads it begins where the first chunk ended of the request that computed it first"
+    ]
+
+
+def _first(case: Case) -> dict[tuple[int, int], CaseRequest]:
+    """(engine, digest of a beginning) -> the first request that began so."""
+    begun = sorted((one for one in case.requests if one.chunk_step), key=lambda one: -one.chunk_step)
+    every = ((one, digest) for one in begun for digest, _ in case.run.in_common.get(one.row, ()))
+    return {(one.engine, digest): one for one, digest in every}
 
 
 def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind: bool) -> list[str]:

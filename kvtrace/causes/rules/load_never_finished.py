@@ -13,7 +13,8 @@ CAUSE = Cause(
     meaning="The request waits for remote KV forever.",
     seen_as=(
         "An asynchronous load that was accepted, that no get_finished reports and after which the request "
-        "never ran: open for 5 s or more when the request was aborted, or for 60 s or more when the trace "
+        "never ran: the connector defines no hook by which vLLM hears of an end; or it was open for 5 s or "
+        "more when the request was aborted, or for 60 s or more when the trace "
         "ends; or all of its slots were seen to be written, and after that 20 steps and four times as long "
         "as the load took went by, or 100 steps and 0.5 s; or work in the background that asked for the "
         "address of every layer, a piece of it for each such load of the step, was over, and after that 100 "

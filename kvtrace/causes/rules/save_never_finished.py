@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
+from kvtrace.ledger.loads.asynchronous import NO_END_TOLD
 from kvtrace.ledger.run import AsyncSave
 from kvtrace.words import count, listed, of_all, plural
 
@@ -16,7 +17,8 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="An asynchronous save whose completion never came back, or came from some ranks only.",
     seen_as=(
-        "request_finished kept the blocks, and no completion of the request: three saves that began later "
+        "request_finished kept the blocks, and no completion of the request: the connector defines none of "
+        "the hooks by which vLLM hears of one, or three saves that began later "
         "are done, or 60 s went by, or 5 s after some ranks were done, or, after its copy, longer than any "
         "save took (twice that where some ended). What the end of the trace cuts off is pending: a choice to "
         "confirm where no metadata names a save, nothing was read, and ten times as long went by as any save "
@@ -51,6 +53,8 @@ def rule(case: Case) -> Results:
         if without:
             such = of_all(len(without), len(never) + len(pending), "such request")
             evidence.append(f"no metadata names a save of {such}")
+        if any(case.engines[case.requests[save.request].engine].mute for save in never):
+            evidence.append(NO_END_TOLD)
         evidence.append("their blocks stay allocated: they are missing from the KV cache from then on")
         where = f" (rank {listed(map(str, missing))})" if partly else ""
         many = ("At least " if pending else "") + plural(len(never), "asynchronous save")

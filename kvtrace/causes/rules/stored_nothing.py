@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unstored
-from kvtrace.causes.evidence.logs import logs_in
+from kvtrace.causes.evidence.logs import exception_line, logs_in
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, SaveEnd, Stage, Turn
-from kvtrace.ledger.reported import SAVE_HOOKS
+from kvtrace.ledger.reported import HARMLESS, SAVE_HOOKS, START_HOOKS
+from kvtrace.ledger.run import Swallowed
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -49,6 +50,14 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
 CLAIMS = {Turn.WORKER: claim}
 
 
+def at_start(case: Case) -> list[Swallowed]:
+    """Exceptions that the connector caught as it was given the KV caches, where nothing was ever read since:
+    it may go without what it was to set up then."""
+    if case.seen_saves or not case.affected(CAUSE):
+        return []
+    return [one for one in case.run.swallowed if one.hook in START_HOOKS and one.type not in HARMLESS]
+
+
 def rule(case: Case) -> Results:
     trust = case.run.trust
     if case.affected(CAUSE):
@@ -71,7 +80,7 @@ def rule(case: Case) -> Results:
 
 
 def _finding(case: Case) -> Finding:
-    trust = case.run.trust
+    trust, caught = case.run.trust, at_start(case)
     some = _of_some_layers(case)
     if trust.nothing:
         of = " in some layers" if some else ""
@@ -81,10 +90,11 @@ def _finding(case: Case) -> Finding:
         of = " of some layers" if some else ""
         headline = f"the save hooks ran and read no KV slot{of}"
         title = f"The save hooks ran and read no KV slot{of}"
+    headline += f", after {caught[0].hook} had caught {caught[0].type}" if caught else ""
     return case.finding(
         CAUSE,
         f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
-        evidence=_evidence(case) + logs_in(case, SAVE_HOOKS),
+        evidence=[exception_line(one) for one in caught[:1]] + _evidence(case) + logs_in(case, SAVE_HOOKS),
         events=case.events(
             CAUSE,
             "a store entry with slots, and none was read from the KV tensor"
@@ -93,6 +103,10 @@ def _finding(case: Case) -> Finding:
         ),
         headline=headline,
         remedy=[
+            *(
+                f"mend first what {one.hook} caught at {one.where}: the hooks may return early without it"
+                for one in caught[:1]
+            ),
             "look at what save_kv_layer, or wait_for_save, does with the metadata: an early return (at a "
             "limit, too), an empty slot mapping, a filter by rank or layer; in a wrapper, whether these and "
             "bind_connector_metadata are passed on",

@@ -22,6 +22,7 @@ ASKED = 20
 """Steps that asked for the ends of transfers, after which an engine has heard of one."""
 _ASKED_OFTEN, _LONG_NS = 5 * ASKED, 5 * 10**8
 """After so many steps that asked for it, and so long, the end of a load is not told any more."""
+NO_END_TOLD = "the connector defines no get_finished, by which vLLM hears of an end"
 STILL_OPEN_NS = 60 * 10**9
 """A load that is open for this long when the trace ends will not come any more."""
 
@@ -48,11 +49,13 @@ def _still_open(accepted: Accepted, engine: Engine, seen: LoadsSeen) -> tuple[Si
     open_ns = end - accepted.allocated_t if accepted.allocated_t and end else 0
     over = seen.written.over_since(engine.workers, accepted.asked.request, accepted.asked.positions)
     untold = over > 0 and _untold(engine, seen, over, end)
-    if not untold and open_ns < (NEVER_FINISHED_NS if finish is not None else STILL_OPEN_NS):
+    may_come = not untold and not engine.mute
+    if may_come and open_ns < (NEVER_FINISHED_NS if finish is not None else STILL_OPEN_NS):
         return Sign(By.REPORT, LoadEnd.PENDING, here=False), max(-1, open_ns)
     why = [f"all of its slots were written {(end - over) / 1e9:.1f} s before that"] if untold else []
     left = "when the request left" if finish is not None else "when the trace ends"
     why.append(f"open for {open_ns / 1e9:.1f} s {left}")
+    why += [NO_END_TOLD] if engine.mute else []
     reported = {one.spool for one in accepted.reports}
     ranks = sorted({worker.rank for worker in engine.workers if worker.spool in reported})
     missing = [worker.rank for worker in engine.workers if worker.rank not in ranks]

@@ -80,6 +80,8 @@ def settle(
             finished[save.engine].append(save.opened)
     workers = {engine.tag: engine.workers for engine in engines}
     untold, early = _untold(saves, workers, watched), _told_early(saves, workers, watched)
+    mute = {engine.tag for engine in engines if engine.mute}
+    untold |= {save.row for save in saves if save.engine in mute}
     found = [
         _ended(save, workers.get(save.engine, ()), ends[save.engine], finished[save.engine], untold)
         for save in saves
@@ -172,7 +174,8 @@ def _ended(
     Args:
         now: the last that was seen of its engine.
         finished: when the saves began that are done.
-        untold: rows of the requests whose copies were over long before the trace ends.
+        untold: rows of the requests whose copies were over long before the trace ends, or of which nobody can
+            tell an end.
     """
     ranks = save.ranks
     reported = tuple(worker.rank for worker in workers if worker.spool in ranks)
