@@ -34,9 +34,13 @@ def resumed(
         sim.free(b)
         sim.grow(b, PROMPT, resumed=True)
         sim.lookup(b, 0, TAKEN, TAKEN, int(Flag.ASYNC) if asynchronous else 0)
-        step = sim.step([Chunk(b, TAKEN, PROMPT - TAKEN, resumed=True)], prompts={b: PROMPT})
+        chunk = Chunk(b, TAKEN, PROMPT - TAKEN, resumed=True)
+        step = sim.step([] if asynchronous else [chunk], prompts={b: PROMPT})
         if written:
             sim.write_kv(b, 0, written)
+        if asynchronous:
+            sim.done(b, flags=int(Flag.LOAD))
+            sim.step([chunk], prompts={b: PROMPT})
         if failed:
             sim.load_errors(0, step, failed)
     for request in ("a", b):
@@ -48,9 +52,12 @@ def resumed(
     return run
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize(("written", "end"), [(0, LoadEnd.NOT_WRITTEN), (32, LoadEnd.PARTLY)])
-def test_a_resumed_load_that_never_came_is_a_fault(tmp_path: Path, written: int, end: LoadEnd) -> None:
-    run = resumed(tmp_path, written)
+def test_a_resumed_load_that_never_came_is_a_fault(
+    tmp_path: Path, written: int, end: LoadEnd, asynchronous: bool
+) -> None:
+    run = resumed(tmp_path, written, asynchronous=asynchronous)
     (lost,) = run.lost_resumed
     assert (lost.request, lost.tokens, lost.ends) == (1, TAKEN, {end: (TAKEN - written) * LAYERS})
     (found,) = (one for one in diagnose(run).findings if one.id == "load-not-injected")
@@ -63,7 +70,7 @@ def test_a_resumed_load_that_never_came_is_a_fault(tmp_path: Path, written: int,
     [
         pytest.param({"written": TAKEN}, id="written"),
         pytest.param({"written": 0, "failed": 3}, id="reported as failed: vLLM computes it anew"),
-        pytest.param({"written": 0, "asynchronous": True}, id="in the background: not followed"),
+        pytest.param({"written": TAKEN, "asynchronous": True}, id="in the background"),
     ],
 )
 def test_a_resumed_request_that_got_its_kv_is_no_fault(tmp_path: Path, more: dict[str, int]) -> None:

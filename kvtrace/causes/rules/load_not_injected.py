@@ -48,7 +48,8 @@ CAUSE = Cause(
 
 _RESUMED = (
     "let build_connector_meta look at requests that are resumed, too: they stand in scheduled_cached_reqs "
-    "(resumed_req_ids), not in scheduled_new_reqs"
+    "(resumed_req_ids), not in scheduled_new_reqs; and load into the blocks that update_state_after_alloc "
+    "gave them last: they have others than before"
 )
 
 

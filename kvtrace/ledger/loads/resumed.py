@@ -8,18 +8,20 @@ from collections.abc import Iterator, Sequence
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted, with_connector
+from kvtrace.ledger.loads.asynchronous import look_meanwhile
 from kvtrace.ledger.loads.decide import LoadContents, judge
 from kvtrace.ledger.loads.outcome import AskedLoad, LostResumed
 from kvtrace.ledger.loads.seen import Failed, LoadsSeen
 from kvtrace.ledger.loads.synchronous import look_in_step
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Engine
+from kvtrace.ledger.values import replace
 
 _NEVER_CAME = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY)
 
 
 def ask_resumed(requests: Sequence[Request], engines: Sequence[Engine]) -> list[Accepted]:
-    """The loads of later admissions that a step waits for, of engines with a connector."""
+    """The loads of later admissions, of engines with a connector: each of its request from then on."""
     tags = with_connector(engines).keys()
     return [
         one
@@ -33,14 +35,16 @@ def _of_request(row: int, request: Request) -> Iterator[Accepted]:
     counted = request.looked_up
     for one in request.lookups:
         chunk = next((chunk for chunk in request.chunks if chunk.step >= one.step), None)
-        if counted is None or one.t <= counted.t or one.asynchronous or chunk is None:
+        if counted is None or one.t <= counted.t or chunk is None:
             continue
         taken = min(one.accepted or 0, chunk.start - one.local)
         if taken > 0:
             asked = AskedLoad(
-                row, request.id, request.engine, one.local + taken, one.step, one.local, one.answer, taken
-            )
-            yield Accepted(asked, request)
+                row, request.id, request.engine, one.local + taken, one.step, one.local, one.answer, taken,
+                one.asynchronous,
+            )  # fmt: skip
+            chunks = tuple(chunk for chunk in request.chunks if chunk.step >= one.step)
+            yield Accepted(asked, replace(request, lookups=(one,), chunks=chunks))
 
 
 def follow_resumed(
@@ -53,7 +57,11 @@ def follow_resumed(
     found = []
     for one in accepted:
         asked, engine = one.asked, by_tag[one.asked.engine]
-        gathered = look_in_step(one, engine, seen, Failed())
+        gathered = (
+            look_meanwhile(one, engine, seen)
+            if asked.asynchronous
+            else look_in_step(one, engine, seen, Failed())
+        )
         if asked.step in reported or not gathered.measured:
             continue
         arrived = judge(asked.positions, gathered, LoadContents(), engine)
