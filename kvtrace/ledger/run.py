@@ -319,6 +319,12 @@ class Engine:
         return self.connector is not None and self.connector.mute
 
     @property
+    def answers_back(self) -> bool:
+        """Whether its workers may tell the scheduler's side what they did not do of what metadata named."""
+        hook = hooks.BUILD_WORKER_METADATA
+        return any(one.connector is not None and hook.name in one.connector.overrides for one in self.workers)
+
+    @property
     def looks_up(self) -> bool:
         """Whether its connector may find anything: not by its role, and its lookup is no constant answer."""
         return self.role != "kv_producer" and (self.connector is None or self.connector.does(hooks.LOOKUP))
@@ -625,6 +631,8 @@ class Run:
     """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
     reused_wrong: Sequence[tuple[int, str]] = ()
     """Blocks of the GPU's own prefix cache that hold other tokens' KV: (row of a request, what is said)."""
+    across_salts: Mapping[int, int] = field(default_factory=dict)
+    """Row of a request -> tokens of its load that only requests under another cache salt had computed."""
     states: States | None = None
     """The book of layers that keep a state a request; None where there is none."""
     outside: Sequence[OutsideBytes] = ()

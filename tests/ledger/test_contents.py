@@ -172,6 +172,17 @@ def test_a_prompt_under_another_cache_salt_may_be_the_same_one(tmp_path: Path) -
     """A salt makes other digests of equal tokens, not other KV: which tokens it is of is not known."""
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9], (31, 32, 33, 34), salt=3).run()
     assert lost(run) == 0 and run.compared == {"not compared": 3}
+    assert run.across_salts == {1: 3 * BLOCK}
+    (asked,) = (one for one in diagnose(run).findings if one.id == "kv-load-wrong")
+    assert (asked.severity, asked.tokens, asked.requests) == ("limit", 3 * BLOCK, 1)
+    assert "put the request's cache_salt into the key" in asked.remedy[0].lower()
+
+
+def test_the_same_kv_under_its_own_salt_crosses_none(tmp_path: Path) -> None:
+    """Another tenant computed the same tokens too."""
+    b = (31, 32, 33, 34)
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [15, 16, 17, 18], b, blocks=0, salt=3)
+    assert not cache.loads("c", [15, 16, 17, 19], b, salt=3).run().across_salts
 
 
 @pytest.mark.parametrize(("groups", "saved"), [(1, 3 * BLOCK), (2, 0)])

@@ -15,7 +15,7 @@ from kvtrace.causes.diagnosis import Event, Fields, Finding
 from kvtrace.causes.evidence import unlike
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
-from kvtrace.ledger.loads.seen import ELSEWHERE, OF_NOBODY
+from kvtrace.ledger.loads.seen import ELSEWHERE, OF_NOBODY, OTHERS_REPORTED
 from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
 from kvtrace.words import count, listed, of_all, plural
@@ -264,7 +264,7 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
     ranks, layers = _missing_in(case, rows, cause)
     first = {
         _OTHERS: any(ELSEWHERE in reason for reason in said),
-        _NOT_THEIRS: any(OF_NOBODY in reason for reason in said),
+        _NOT_THEIRS: any(OF_NOBODY in reason or OTHERS_REPORTED in reason for reason in said),
         _AS_MANY: from_zero,
         _SOME_RANKS: bool(ranks),
         _SOME_LAYERS: bool(layers),

@@ -48,3 +48,15 @@ def caught_there(case: Case, cause: Cause) -> list[str]:
 
 def _at(fact: Swallowed, steps: set[int]) -> bool:
     return not fact.went_on and (not fact.step or any(step in steps for step, _ in fact.places))
+
+
+ANSWERED = (
+    "its workers answer the scheduler's side (build_connector_worker_meta): what they leave out they may say "
+    "there"
+)
+TELL = "see that what a worker leaves out is told to the scheduler's side, and that no lookup promises it"
+
+
+def answered(case: Case) -> bool:
+    """Whether what was lost may have been taken back, by a connector that was seen to save at other times."""
+    return bool(case.seen_saves) and any(engine.answers_back for engine in case.run.engines)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from kvtrace.causes.case import CaseRequest
-from kvtrace.causes.diagnosis import RuledOut
+from kvtrace.causes.case import MAX_EVENTS, CaseRequest
+from kvtrace.causes.diagnosis import Finding, RuledOut
 from kvtrace.causes.evidence import loads, unlike
-from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, Event, LoadEnd, Results
 from kvtrace.causes.rules import kv_misplaced, kv_stale, load_after_use
 from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
 from kvtrace.ledger.contents.compare import (
@@ -35,7 +35,8 @@ CAUSE = Cause(
         "one load, or is none of those that the same tokens computed to in this run on that rank, though "
         "each of these is known and the store had nothing for them before. The "
         "fingerprints of single layers tell which of them differ. Or a block that the GPU's own prefix cache "
-        "gave has the fingerprint of other tokens."
+        "gave has the fingerprint of other tokens. A choice: it is what the same tokens computed to, for "
+        "requests under another cache_salt alone."
     ),
     remedy=(
         "Check the key (all tokens up to the end of what is stored, model, layer, rank), the order of the "
@@ -124,6 +125,8 @@ def rule(case: Case) -> Results:
         rows = {row for row, _ in case.run.reused_wrong}
         title = f"{plural(len(rows), 'request')} went on from other tokens' KV in the GPU's own prefix cache."
         yield case.finding(CAUSE, title, tokens=0, requests=len(rows), evidence=reused, grade=Grade.PROVED)
+    elif case.run.across_salts:
+        yield _across_salts(case)
     elif equal and not unequal:
         tokens = int(sum(row.proved / case.engines[row.engine].pairs for row in accepted))
         loaded = sum(row.accepted for row in accepted)
@@ -139,6 +142,33 @@ def rule(case: Case) -> Results:
             f"of {plural(unknown, 'loaded block')} none could be compared with what the same tokens "
             "computed to in this run"
         )
+
+
+def _across_salts(case: Case) -> Finding:
+    """A choice to confirm: the store may have had them under their own salt before this run."""
+    found = case.run.across_salts
+    tokens, who = sum(found.values()), [case.requests[row] for row in found]
+    return case.finding(
+        CAUSE,
+        f"{plural(tokens, 'token')} of {plural(len(who), 'request')} were loaded that in this run only "
+        "requests under another cache_salt had computed. Is that meant?",
+        severity=LIMIT,
+        tokens=tokens,
+        requests=len(who),
+        grade=Grade.PROVED,
+        evidence=[
+            "they hold exactly what the same tokens computed to there, and no request under their own salt "
+            "had computed them by then; a store from before this run may have had them"
+        ],
+        events=[
+            Event(one.id, one.first_step, f"{plural(found[one.row], 'token')} loaded across salts")
+            for one in who[:MAX_EVENTS]
+        ],
+        headline=f"{plural(tokens, 'token')} loaded that requests under another cache_salt had computed",
+        remedy=[
+            "put the request's cache_salt into the key: vLLM shares no KV between requests whose salts differ"
+        ],
+    )
 
 
 def _perhaps_late(case: Case, seen: Sequence[str]) -> list[str]:

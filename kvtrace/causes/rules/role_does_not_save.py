@@ -34,13 +34,15 @@ def only_reads(case: Case, engine: Engine) -> bool:
 
 
 def _loads_alone(case: Case) -> frozenset[int]:
-    """Tags of engines whose connector loads, and has no hook on its workers that could save."""
+    """Tags of engines whose connector loads, or stands beside others inside one, and has no hook on its
+    workers that could save."""
+    loaded = {row.engine for row in case.run.load_rows if row.accepted}
     return frozenset(
         engine.tag
-        for engine in {
-            row.engine: case.engines[row.engine] for row in case.run.load_rows if row.accepted
-        }.values()
-        if engine.workers and all(_saves_nowhere(worker.connector) for worker in engine.workers)
+        for engine in case.run.engines
+        if (engine.tag in loaded or (engine.connector is not None and engine.connector.parent is not None))
+        and engine.workers
+        and all(_saves_nowhere(worker.connector) for worker in engine.workers)
     )
 
 

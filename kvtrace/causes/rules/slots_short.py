@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import unstored
 from kvtrace.causes.evidence.logs import logs_in
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.ledger.reported import SAVE_HOOKS
 from kvtrace.words import count, percent, plural
 
@@ -16,7 +17,8 @@ CAUSE = Cause(
     seen_as=(
         "0 < slots read < slots declared in a watched call, by a block or more per entry. Where the metadata "
         "is not understood it is not known how many were declared. Or a part of each slot, in all calls for "
-        "that step."
+        "that step. A choice where the connector's workers answer the scheduler's side: they may take back "
+        "what was declared."
     ),
     remedy="Look at the connector's slot mapping, and at which heads of a slot it copies.",
     save_ends=(SaveEnd.PART_READ,),
@@ -27,14 +29,18 @@ def rule(case: Case) -> Results:
     trust = case.run.trust
     hit = case.affected(CAUSE)
     if hit:
+        back = unstored.answered(case) and not trust.parts
         share = percent(trust.short_read, trust.short_declared)
         what = f"{share} of the slots" if trust.parts < trust.short else "a part of each of the slots"
         parts = f"; {count(trust.parts)} read a part of each slot: some heads, or K or V alone"
         blocks = sorted({e.block_size for e in case.run.engines if e.block_size})
         yield case.finding(
             CAUSE,
-            f"The save hook read {what} that the metadata names in {plural(trust.short, 'call')}.",
+            f"The save hook read {what} that the metadata names in {plural(trust.short, 'call')}."
+            + (" Is that meant?" if back else ""),
+            severity=LIMIT if back else FAULT,
             evidence=[
+                *([unstored.ANSWERED] if back else []),
                 f"{count(trust.short_read)} of {count(trust.short_declared)} slots were read from the KV "
                 f"tensors in {count(trust.short)} of {plural(trust.measured, 'measured store call')}; "
                 f"{count(trust.agreed)} read all of theirs" + (parts if trust.parts else ""),
@@ -45,9 +51,10 @@ def rule(case: Case) -> Results:
             events=case.events(CAUSE),
             headline=f"the save hook read {what} that its metadata names",
             remedy=[
+                *([unstored.TELL] if back else []),
                 "copy all heads of a slot that this rank has, K and V"
                 if trust.parts
-                else "compare the slot mapping that is indexed in save_kv_layer with the one in the metadata"
+                else "compare the slot mapping that is indexed in save_kv_layer with the one in the metadata",
             ],
         )
     elif trust.agreed and trust.agreed == trust.calls:

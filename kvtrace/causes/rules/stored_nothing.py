@@ -5,7 +5,19 @@ from __future__ import annotations
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unstored
 from kvtrace.causes.evidence.logs import exception_line, logs_in
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, SaveEnd, Stage, Turn
+from kvtrace.causes.rule import (
+    FAULT,
+    LIMIT,
+    SAVES,
+    Case,
+    Cause,
+    Interval,
+    LostSpan,
+    Results,
+    SaveEnd,
+    Stage,
+    Turn,
+)
 from kvtrace.ledger.reported import HARMLESS, SAVE_HOOKS, START_HOOKS
 from kvtrace.ledger.run import Swallowed
 from kvtrace.words import count, plural
@@ -80,8 +92,8 @@ def rule(case: Case) -> Results:
 
 
 def _finding(case: Case) -> Finding:
-    trust, caught = case.run.trust, at_start(case)
-    some = _of_some_layers(case)
+    trust, caught, some = case.run.trust, at_start(case), _of_some_layers(case)
+    back = unstored.answered(case) and not some
     if trust.nothing:
         of = " in some layers" if some else ""
         headline = f"the save hook had KV to store and read none of it{of}"
@@ -93,8 +105,13 @@ def _finding(case: Case) -> Finding:
     headline += f", after {caught[0].hook} had caught {caught[0].type}" if caught else ""
     return case.finding(
         CAUSE,
-        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
-        evidence=[exception_line(one) for one in caught[:1]] + _evidence(case) + logs_in(case, SAVE_HOOKS),
+        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens."
+        + (" Is that meant?" if back else ""),
+        severity=LIMIT if back else FAULT,
+        evidence=[unstored.ANSWERED] * back
+        + [exception_line(one) for one in caught[:1]]
+        + _evidence(case)
+        + logs_in(case, SAVE_HOOKS),
         events=case.events(
             CAUSE,
             "a store entry with slots, and none was read from the KV tensor"
@@ -103,6 +120,7 @@ def _finding(case: Case) -> Finding:
         ),
         headline=headline,
         remedy=[
+            *[unstored.TELL] * back,
             *(
                 f"mend first what {one.hook} caught at {one.where}: the hooks may return early without it"
                 for one in caught[:1]

@@ -76,6 +76,8 @@ class Contents:
         blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared", "altered".
         written: requests into whose slots something was seen to be written.
         reused: blocks of the GPU's own prefix cache that hold other tokens' KV: (row, what is said of them).
+        salted: positions of loads that hold what a request under another cache salt computed for the same
+            ones, and nobody under their own.
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class Contents:
     blocks: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
     reused: Sequence[tuple[int, str]] = ()
+    salted: Mapping[int, Sequence[Interval]] = field(default_factory=dict)
 
     def unequal(self, rows: Iterable[int]) -> Mapping[int, Sequence[Returned]]:
         """Positions of which another's KV, or nobody's, came back to these requests, by whoever begins with
@@ -131,6 +134,7 @@ def compare(
     same_before = remaining(workers, places) if places is not None else set()
     alone = unwritten_blocks(workers, places, written) if places is not None else {}
     reused: dict[tuple[int, int], str] = {}
+    salted: dict[int, list[Interval]] = defaultdict(list)
     for shape in dict.fromkeys(one.shape for one in workers):
         judge = _Judge(shape, workers, requests, prefixes)
         reused |= judge.reused()
@@ -139,6 +143,8 @@ def compare(
             if savers and (pairs, block) in same_before and pairs & ~pairs_written(written, block):
                 blocks[NOT_COMPARED] += 1
                 continue
+            if not savers and (pairs, block) not in same_before and judge.of_another_salt(block):
+                salted[block.row].append((block.start, block.end))
             found = None if savers else _found(judge, pairs, block, alone)
             blocks[EQUAL if savers else WRONG if found else NOT_COMPARED] += 1
             for row in (block.row, *savers) if savers else ():
@@ -155,7 +161,10 @@ def compare(
     if places is not None:
         _look_later(wrong, held_later(workers, places), requests)
     found_reused = [(row, why) for (row, _), why in sorted(reused.items())]
-    return Contents(wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written), found_reused)
+    return Contents(
+        wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written), found_reused,
+        {row: union(parts) for row, parts in salted.items()},
+    )  # fmt: skip
 
 
 def _by_row(found: Mapping[tuple[int, int], Sequence[Interval]]) -> Mapping[int, Sequence[Returned]]:
@@ -359,6 +368,17 @@ class _Judge:
             for row in self._prefixes.sharing(block.row, block.end)
             if any(one.value == block.value for one in self._before(row, block))
         ]
+
+    def of_another_salt(self, block: Block) -> bool:
+        """Whether an earlier request under another cache salt computed the same positions to exactly this:
+        the same tokens, then, whose digests differ by the salt."""
+        salt = self._requests[block.row].salt
+        return block.value != ZEROES and any(
+            (one.start, one.end) == (block.start, block.end)
+            and self._requests[one.row].salt != salt
+            and one.step < block.step
+            for one in self._by_value.get(block.value, ())
+        )
 
     def wrong(self, block: Block) -> _Why | None:
         """Why a block that nobody with its tokens computed is wrong; None: it is not known to be."""

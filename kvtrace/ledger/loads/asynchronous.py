@@ -8,7 +8,14 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, Sign, Signs, bits, signs
-from kvtrace.ledger.loads.seen import ENDED_BY_FAILURE, READ_ONLY, Failed, LoadsSeen, reported
+from kvtrace.ledger.loads.seen import (
+    ENDED_BY_FAILURE,
+    OTHERS_REPORTED,
+    READ_ONLY,
+    Failed,
+    LoadsSeen,
+    reported,
+)
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.steps import NEVER
@@ -121,9 +128,12 @@ class _InSteps:
     def __init__(self, accepted: Accepted, seen: LoadsSeen) -> None:
         self._accepted, self._seen, self._steps = accepted, seen, accepted.window()
         self._complaints = [line for step in self._steps for line in seen.found.complaints.get(step, ())][:1]
-        self._failures = _reported(accepted, seen)
-        # The first step that computes with what was loaded.
         chunks = accepted.request.chunks
+        # vLLM computes anew from the first block on that was reported: those before it were not.
+        anew = bool(chunks) and chunks[0].start < accepted.asked.positions[1]
+        told = _reported(accepted, seen)
+        self._failures, self._others = ([], told) if anew else (told, [])
+        # The first step that computes with what was loaded.
         self._used = next((one.step for one in chunks if one.t >= accepted.allocated_t), NEVER)
 
     def missing(self, worker: Worker, good: Interval) -> list[Missing]:
@@ -137,7 +147,7 @@ class _InSteps:
             end = LoadEnd.NOT_WRITTEN if missing.whole else LoadEnd.PARTLY
             end = LoadEnd.FAILED if self._failures else end
             read = [READ_ONLY] if missing.read else []
-            named = [_REPORTED] if self._failures else []
+            named = [_REPORTED] if self._failures else [OTHERS_REPORTED] if self._others else []
             why = "; ".join([_NOT_WRITTEN, *read, *named, *self._complaints])
             late = signs(missing.late, Sign(By.SLOT, LoadEnd.USED_BEFORE, (_TOO_LATE,)))
             return (*signs(missing.positions, Sign(By.SLOT, end, (why,))), *late), True

@@ -18,6 +18,7 @@ from kvtrace.words import plural
 READ_ONLY = "the load read them there: what it filled may be a copy of them"
 ELSEWHERE = "which load nothing in the step"
 """Words of what is said of other requests whose slots a load wrote."""
+OTHERS_REPORTED = "blocks behind them were reported as failed, these were not"
 OF_NOBODY = "are of none of its requests"
 REPORTED = "reported by get_block_ids_with_load_errors"
 """Words of what is said of blocks that did not load."""
