@@ -482,6 +482,17 @@ def test_what_was_loaded_into_other_requests_slots(tmp_path: Path, written: int,
     assert finding.remedy[0].startswith("Compare the blocks that the load hooks write with those")
 
 
+@pytest.mark.parametrize("groups", [[[0], [1]], [[0, 1]]])
+def test_a_load_into_the_blocks_of_another_group(tmp_path: Path, groups: list[list[int]]) -> None:
+    """The first group's block ids were taken for all layers: the hook passed over nothing."""
+    sim = loading(tmp_path, kv_blocks=64, groups=[(16, one) for one in groups])
+    step = sim.one_step("b", 128, taken=96, digest=2, ends=False)
+    sim.write_kv("a", 0, 96, step=step - 1)
+    sim.write_kv("b", 0, 96, layers=[0])
+    remedy = the(analyse(sim), "load-not-injected").remedy[0]
+    assert remedy.startswith("Give each layer the blocks of its own KV cache group") is (len(groups) == 2)
+
+
 @pytest.mark.parametrize(
     ("ranks", "layers", "where", "remedy"),
     [

@@ -264,6 +264,13 @@ def test_a_connector_that_is_made_to_load_alone(
     assert ("role-does-not-save" in ids(diagnosis)) == found
     if found:
         assert "metadata-has-no-store" not in ids(diagnosis)
+    # One of several, inside another connector, has siblings that save: its own lookups need not find anything.
+    run = read_run(tmp_path)
+    (engine,) = run.engines
+    assert engine.connector is not None
+    inside = replace(engine, connector=replace(engine.connector, parent=1))
+    said = ids(diagnose(replace(run, engines=(inside,))))
+    assert ("role-does-not-save" in said) == (len(empty) == 2)
 
 
 def test_a_consumer_that_saves_all_the_same(tmp_path: Path) -> None:

@@ -425,6 +425,24 @@ def test_an_exception_stands_before_what_it_explains(
     assert cause in order
 
 
+@pytest.mark.parametrize("end", [SaveEnd.PART_READ, SaveEnd.NOTHING_READ])
+@pytest.mark.parametrize("hooks", [["build_connector_worker_meta"], ["wait_for_save"]])
+def test_what_workers_may_take_back_is_a_choice(tmp_path: Path, end: SaveEnd, hooks: list[str]) -> None:
+    """A worker dropped units over its quota, and said so: the lookup promised what had landed alone."""
+    sim = served(tmp_path, [64, 128], Rounding(32).policy(), connector_facts={"overrides": hooks})
+    sim.write()
+    run = read_run(tmp_path)
+    base = graded(run.base, Grade.READ)
+    (found,) = (
+        one
+        for one in diagnose(losing(replace(run, base=base), end)).findings
+        if one.id in ("slots-short", "stored-nothing")
+    )
+    answers = "build_connector_worker_meta" in hooks
+    assert (found.severity == "limit") is answers
+    assert found.title.endswith("Is that meant?") is answers
+
+
 @pytest.mark.parametrize(
     ("kind", "hook", "named"),
     [

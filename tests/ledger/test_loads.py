@@ -165,6 +165,24 @@ def test_asynchronous_and_failed(tmp_path: Path) -> None:
         assert accounts(sim) == (want if failed else {"loaded": 32, **want})
 
 
+@pytest.mark.parametrize(("began", "end"), [(64, LoadEnd.PARTLY), (96, LoadEnd.FAILED)])
+def test_what_lies_before_the_reported_blocks_is_not_failed(tmp_path: Path, began: int, end: LoadEnd) -> None:
+    """Other blocks were reported than those that were not written: vLLM computed anew behind these.
+    ``began``: where; at the load's end nothing tells which were reported."""
+    sim = Sim(tmp_path, kv_blocks=64)
+    step = sim.load_begins("a", 128, 96)
+    sim.write_kv("a", 0, 16, hook="", step=step)
+    sim.write_kv("a", 32, 96, hook="", step=step)
+    sim.load_errors(0, step, 1)
+    sim.done("a", flags=LOAD)
+    sim.step([Chunk("a", began, 128 - began, first=True)], prompts={"a": 128})
+    sim.finish("a", 128)
+    sim.write()
+    (row,) = read_run(sim.dir).load_rows
+    (positions,) = ({(start, stop) for start, stop, of in parts if of == end} for parts in row.lost)
+    assert (16, 32) in positions
+
+
 @pytest.mark.parametrize(
     ("times", "status"),
     [

@@ -256,6 +256,12 @@ _SOME_LAYERS = (
 )
 
 
+_GROUPS = (
+    "Give each layer the blocks of its own KV cache group: the block ids are a list for each group, and "
+    "those of the first are no other's."
+)
+
+
 def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
     """Of what was not written: first what the reasons, the amounts or the pairs point at. ``of_cause``: in
     place of the cause's."""
@@ -267,6 +273,7 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
         _NOT_THEIRS: any(OF_NOBODY in reason or OTHERS_REPORTED in reason for reason in said),
         _AS_MANY: from_zero,
         _SOME_RANKS: bool(ranks),
+        _GROUPS: _of_whole_groups(case, rows, cause),
         _SOME_LAYERS: bool(layers),
     }
     return [*(one for one, holds in first.items() if holds), *(of_cause or [cause.remedy])]
@@ -279,17 +286,38 @@ def where(case: Case, rows: Sequence[LoadOf], cause: Cause) -> str:
     return f"{layers or 'the layers'}{on}"
 
 
+def _pairs_of(
+    pairs: Sequence[tuple[int, str]], rows: Sequence[LoadOf], ends: Collection[LoadEnd]
+) -> list[tuple[int, str]]:
+    """Of all (rank, layer) pairs those in which tokens of these loads ended so."""
+    mask = 0
+    for parts, of in (one for row in rows for one in row.lost.items()):
+        mask |= of if any(end in ends for _, _, end in parts) else 0
+    return [pair for at, pair in enumerate(pairs) if mask >> at & 1]
+
+
+def _of_whole_groups(case: Case, rows: Sequence[LoadOf], cause: Cause) -> bool:
+    """Whether tokens did not come in all layers of some KV cache groups, and in none of another."""
+    engine = case.engines[rows[0].engine]
+    pairs = [(worker.rank, layer) for worker in engine.workers for layer in worker.kv_layers]
+    hit = {layer for _, layer in _pairs_of(pairs, rows, cause.load_ends)}
+    groups = [set(group.layers) for group in engine.token_groups]
+    inside = [layers <= hit for layers in groups]
+    return any(inside) and any(layers.isdisjoint(hit) for layers in groups)
+
+
 def _missing_in(case: Case, rows: Sequence[LoadOf], cause: Cause) -> tuple[set[int], str]:
     """The ranks and how many of the layers that a cause took tokens of, where not all, and the others are
     known to have got theirs: else none, and ""."""
     engine = case.engines[rows[0].engine]
     pairs = [(worker.rank, layer) for worker in engine.workers for layer in worker.kv_layers]
-    mask = unknown = 0
-    for parts, of in (one for row in rows for one in row.lost.items()):
-        mask |= of if any(end in cause.load_ends for _, _, end in parts) else 0
-        unknown |= of if any(end == LoadEnd.NOT_OBSERVED for _, _, end in parts) else 0
-    hit = [pair for at, pair in enumerate(pairs) if mask >> at & 1]
-    if unknown & ~mask or not hit or len({row.engine for row in rows}) > 1 or windows(case, rows):
+    hit, unknown = (_pairs_of(pairs, rows, ends) for ends in (cause.load_ends, (LoadEnd.NOT_OBSERVED,)))
+    if (
+        not set(unknown) <= set(hit)
+        or not hit
+        or len({row.engine for row in rows}) > 1
+        or windows(case, rows)
+    ):
         return set(), ""
     ranks, layers = {rank for rank, _ in hit}, {layer for _, layer in hit}
     of_ranks, of_layers = {rank for rank, _ in pairs}, {layer for _, layer in pairs}

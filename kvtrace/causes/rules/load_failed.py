@@ -24,8 +24,8 @@ CAUSE = Cause(
         "of these blocks say that their KV is not there."
     ),
     remedy=(
-        "Fix what the connector's log names. kv_load_failure_policy sets what happens to the request: "
-        '"recompute" computes the tokens, "fail" ends it (from vLLM 0.13).'
+        "Look at why these reads fail: what the connector logs, or catches. kv_load_failure_policy sets "
+        'what happens to the request: "recompute" computes the tokens, "fail" ends it (from vLLM 0.13).'
     ),
     versions=f"{since('0.11.1')} (reported blocks; raised: all)",
     load_ends=(LoadEnd.FAILED,),

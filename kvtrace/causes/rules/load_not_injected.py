@@ -52,19 +52,24 @@ _RESUMED = (
     "gave them last: they have others than before"
 )
 
+_COUNTED = "Accepted tokens that another finding counts"
+"""Of some layers."""
+
 
 def rule(case: Case) -> Results:
     accepted = loads.accepted(case)
     lost = loads.affected(case, CAUSE)
     if lost:
         number, where = loads.tokens(case, lost, CAUSE), loads.where(case, lost, CAUSE)
+        what = f"{plural(number, 'token')} accepted from the connector" if number else _COUNTED
+        short = plural(number, "accepted token") if number else "accepted tokens"
         yield loads.finding(
             case,
             CAUSE,
-            f"{plural(number, 'token')} accepted from the connector never reached {where} "
+            f"{what} never reached {where} "
             f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
             evidence=[*loads.reasons_and_places(case, lost, CAUSE), *_resumed(case)],
-            headline=f"{plural(number, 'accepted token')} never written into {where}",
+            headline=f"{short} never written into {where}",
             remedy=loads.remedy(case, lost, CAUSE, _where_others_came(case, accepted)),
         )
         return
