@@ -20,7 +20,7 @@ from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.contents.unwritten import Places, Written
 from kvtrace.ledger.coverage import CoverageTables, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unfinished
-from kvtrace.ledger.intervals import Interval, length
+from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.book import ask, balance, follow, look
 from kvtrace.ledger.loads.resumed import ask_resumed, follow_resumed
 from kvtrace.ledger.places import places as written_to
@@ -179,8 +179,7 @@ def _books(
         lost_resumed=follow_resumed(resumed, engines, looked),
         perhaps_late=frozenset(row for one in slots.values() for row in one.perhaps_late),
         in_common=in_common(requests),
-        compared=contents.blocks, reused_wrong=contents.reused,
-        across_salts={row: length(parts) for row, parts in contents.salted.items()},
+        compared=contents.blocks, reused_wrong=contents.reused, across_salts=contents.salted,
         total=saves.total,
         notes=[
             *unfinished(requests), *(() if files[0].exit_code == 0 else in_the_open(scans)),

@@ -29,7 +29,7 @@ from kvtrace.ledger.contents.by_layer import ByLayer, Differing, numbered
 from kvtrace.ledger.contents.later import Later, held_later
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
 from kvtrace.ledger.contents.unwritten import Places, Written, pairs_written, remaining, unwritten_blocks
-from kvtrace.ledger.intervals import Interval, union
+from kvtrace.ledger.intervals import Interval, length, union
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.steps import NEVER
 from kvtrace.words import plural
@@ -76,8 +76,8 @@ class Contents:
         blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared", "altered".
         written: requests into whose slots something was seen to be written.
         reused: blocks of the GPU's own prefix cache that hold other tokens' KV: (row, what is said of them).
-        salted: positions of loads that hold what a request under another cache salt computed for the same
-            ones, and nobody under their own.
+        salted: tokens of its load that hold what a request under another cache salt computed for the same
+            positions, and nobody under its own.
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Contents:
     blocks: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
     reused: Sequence[tuple[int, str]] = ()
-    salted: Mapping[int, Sequence[Interval]] = field(default_factory=dict)
+    salted: Mapping[int, int] = field(default_factory=dict)
 
     def unequal(self, rows: Iterable[int]) -> Mapping[int, Sequence[Returned]]:
         """Positions of which another's KV, or nobody's, came back to these requests, by whoever begins with
@@ -163,7 +163,7 @@ def compare(
     found_reused = [(row, why) for (row, _), why in sorted(reused.items())]
     return Contents(
         wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written), found_reused,
-        {row: union(parts) for row, parts in salted.items()},
+        {row: length(union(parts)) for row, parts in salted.items()},
     )  # fmt: skip
 
 
