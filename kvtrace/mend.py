@@ -31,6 +31,10 @@ def in_short(text: str) -> str:
     return _PYDANTIC.sub("", text).strip()
 
 
+_OLD_INIT = re.compile(r"Connector (\w+) uses deprecated 2-argument constructor")
+"""``distributed/kv_transfer/kv_connector/factory.py``, vLLM 0.32.0."""
+
+
 def remedy(text: str) -> str:
     """What to do about an error at the engine's start; "" where that is not known."""
     text = " ".join(text.split())
@@ -50,6 +54,10 @@ def remedy(text: str) -> str:
     if match := _NO_FILE.search(text):
         what = match[2] or "that path"
         return f"make {what} a place where this user may write, or configure another one"
+    if match := _OLD_INIT.search(text):
+        return (
+            f"give {match[1]}.__init__ a third parameter, kv_cache_config, and hand it to super().__init__()"
+        )
     if "out of memory" in text:
         return "free the device's memory, or lower --gpu-memory-utilization"
     return ""

@@ -33,6 +33,7 @@ def test_what_pydantic_adds_is_left_out() -> None:
         ("AttributeError: Class Nope not found in my_store", "the name of a class that my_store has"),
         ("AttributeError: type object 'Store' has no attribute 'open'", "look whether Store is the version"),
         ("PermissionError: [Errno 13] Permission denied: '/srv/kv'", "make /srv/kv a place where this user"),
+        ("Value error, Connector Old uses deprecated 2-argument constructor signature.", "give Old.__init__"),
         ("AssertionError: blocks of 7", ""),
     ],
 )

@@ -264,7 +264,7 @@ def test_a_connector_that_is_made_to_load_alone(
     assert ("role-does-not-save" in ids(diagnosis)) == found
     if found:
         assert "metadata-has-no-store" not in ids(diagnosis)
-    # One of several, inside another connector, has siblings that save: its own lookups need not find anything.
+    # One of several, inside another connector, has siblings that save: its lookups need not find anything.
     run = read_run(tmp_path)
     (engine,) = run.engines
     assert engine.connector is not None

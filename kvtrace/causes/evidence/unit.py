@@ -24,6 +24,8 @@ _SEVERAL = range(2, 9)
 """So many blocks that nothing names may be a unit."""
 _LEAST_LENGTHS = 3
 """Of the prompts that were kept so: fewer may be stored so for another reason."""
+_MOST_FITS = 2
+"""Of such numbers: where more fit, none is known."""
 _MAX_UNIT = 1 << 24
 _MOST_BLOCKS = 64
 """A number of the connector's up to this one may count the blocks of a unit."""
@@ -242,7 +244,7 @@ def _of_blocks(block: int, kept: Sequence[Sample], silent: Sequence[Sample]) -> 
     constant of the connector's code."""
     lengths, ends = {one.prompt for one in kept}, {one.taken for one in kept}
     fits = _several(_Candidate(value=block), kept, silent)
-    if not fits or len(lengths) < _LEAST_LENGTHS or len(ends) == 1:
+    if not fits or len(fits) > _MOST_FITS or len(lengths) < _LEAST_LENGTHS or len(ends) == 1:
         return None
     value, *also = (fit.value for fit in fits)
     where = f"{value // block} blocks of the KV cache, which nothing names"
