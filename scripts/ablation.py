@@ -124,6 +124,7 @@ def _nobody_s_name(_: Any, why: Any) -> Any:
 
 
 _LEDGER = "kvtrace.ledger"
+_RULES = "kvtrace.causes.rules"
 _CALLS, _ANOTHER_S = (
     f"{_LEDGER}.saves.calls:WorkerCalls.__init__",
     f"{_LEDGER}.contents.compare:_Judge._another_s",
@@ -187,6 +188,10 @@ RULES: tuple[Rule, ...] = (
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
     Rule("saves: what orders nothing", f"{_LEDGER}.topology:_names_no_order", _false),
     Rule("causes: the unit, of so many blocks", "kvtrace.causes.evidence.unit:_of_blocks", _none),
+    Rule("contents: across salts", f"{_LEDGER}.contents.compare:_Judge.of_another_salt", _false),
+    Rule("causes: what workers take back", "kvtrace.causes.evidence.unstored:answered", _false),
+    Rule("causes: caught at the start", f"{_RULES}.stored_nothing:at_start", _nothing),
+    Rule("causes: behind the first chunk", f"{_RULES}.kv_load_wrong:_behind_first_chunks", _nothing),
     Rule("causes: the unit, of own entries", "kvtrace.causes.case:_own", lambda _, taken: taken),
     Rule("causes: keys beside hits", "kvtrace.causes.rules.key_mismatch:_finding", _always_fault),
     *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),
