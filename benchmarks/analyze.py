@@ -241,6 +241,8 @@ def main() -> int:
         serve(given.serve)
         return 0
     rows = []
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvtrace-analyze-", dir=given.out) as folder:
         source, shape = Path(folder, "short", "run"), "made up"
         source.parent.mkdir()

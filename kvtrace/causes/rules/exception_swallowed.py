@@ -174,7 +174,7 @@ def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
         evidence=evidence + logs_in(case, (*SAVE_HOOKS, *_SCHEDULE_HOOKS)),
         events=_events(facts) or case.events(CAUSE),
         headline=f"the connector catches {first.type} in {first.hook} and goes on",
-        remedy=[f"fix the connector at {first.where}, and let {first.hook} raise what it can't handle"],
+        remedy=[f"fix the connector at {first.where}, and let no lookup promise what was lost so"],
     )
 
 
