@@ -43,7 +43,7 @@ PACKAGES = (
     "kvblockd==0.1.0", "vllm-kvblockd==0.1.0", "semblend-vllm-connector==0.2.8", "blake3", "xxhash",
     # LMCache, and what it imports on its way to a store in files
     "lmcache==0.5.6", "aiofile", "caio", "aiofiles", "sortedcontainers", "nvtx", "redis",
-    "nixl==1.5.1", "nixl-cu12==1.5.1",
+    "nixl==1.5.1", "nixl-cu12==1.5.1", "avp==0.6.2", "zstandard",
 )  # fmt: skip
 BLOCK = 32
 LAYERS = 4
@@ -247,6 +247,14 @@ def example_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
     return Truth(sum(counts), f"rows of the files of {len(folders)} prompts")
 
 
+def avp_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
+    """A folder for each prompt, with the number of its tokens, and a file for each layer."""
+    told = sorted((folder / "store").glob("*/meta.txt"))
+    whole = [meta for meta in told if len(list(meta.parent.glob("layer_*.pt"))) == LAYERS]
+    tokens = sum(int(meta.read_text(encoding="utf-8").split()[0]) for meta in whole)
+    return Truth(tokens, f"what the {len(told)} folders of its store say of their layers' files")
+
+
 def nothing_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
     return Truth(0, "it has no store")
 
@@ -292,7 +300,7 @@ OFFLOADING = {"spec_name": "HostSpec", "spec_module_path": "offloading_here", "c
 
 
 def cases() -> list[Case]:
-    return [*_vua_cases(), *_others(), *_of_vllm(), *_lmcache_cases(), *_nixl_cases()]
+    return [*_vua_cases(), *_others(), *_of_vllm(), *_avp_cases(), *_lmcache_cases(), *_nixl_cases()]
 
 
 def _vua_cases() -> list[Case]:
@@ -388,6 +396,23 @@ def _of_vllm() -> list[Case]:
              "it fills the cache of every prompt with a constant, and stores nothing by design",
              connector="DecodeBenchConnector", module="", truth=nothing_truth, rounds=[Round(few)],
              first=frozenset({"kv-load-wrong"})),
+    ]  # fmt: skip
+
+
+def _avp_cases() -> list[Case]:
+    few = prompts("few", 300, 130, 500, 96)
+    avp: dict[str, Any] = {
+        "connector": "AvpHere", "module": "avp_here", "truth": avp_truth,
+        "extra": {"avp_store_dir": "@PLACE@"}, "first": frozenset({"save-never-finished"}),
+    }  # fmt: skip
+    return [
+        Case("avp", "avp 0.6.2, its layout adapted",
+             "every prompt is stored; request_finished keeps its blocks, and nothing ever gives them back: "
+             "the class has no get_finished",
+             rounds=[Round(few)], **avp),
+        Case("avp-in-one-step", "avp 0.6.2, the same, several prompts in one step",
+             "each prompt is stored, all but the first of a step under a key made of its blocks' numbers; "
+             "their blocks as above", rounds=[Round(few, together=True)], **avp),
     ]  # fmt: skip
 
 
