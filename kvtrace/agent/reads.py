@@ -80,6 +80,7 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.config", "CUDAGraphMode", "NONE PIECEWISE FULL", since("0.10.2")),
     _reads("vllm.engine.arg_utils", "EngineArgs", "compilation_config"),
     _reads("vllm.v1.engine", "EngineCoreRequest", "request_id"),
+    _reads("vllm.v1.engine.core", "EngineCore", "step step_with_batch_queue"),
     _reads("vllm.v1.engine", "EngineCoreRequest", "external_req_id", since("0.14.1")),
     _reads("vllm.envs", "", "VLLM_USE_BREAKABLE_CUDAGRAPH", since("0.22.1")),
     _reads("vllm.platforms", "", "current_platform"),

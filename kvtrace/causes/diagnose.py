@@ -163,7 +163,7 @@ _WRONG_DATA = frozenset(
 _WITHOUT_TOKENS = frozenset(
     {
         "engine-did-not-start", "connector-failed-to-start", "config-key-unused", "hook-raised", "hook-stuck",
-        "worker-stuck",
+        "worker-stuck", "engine-ended",
     }
 )  # fmt: skip
 """What weighs whatever it cost."""

@@ -17,6 +17,7 @@ ORDER = (
     # wiring
     "agent_not_loaded",
     "engine_did_not_start",
+    "engine_ended",
     "no_connector_configured",
     "connector_failed_to_start",
     "connector_not_created",

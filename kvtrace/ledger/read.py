@@ -200,6 +200,7 @@ def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
         run,
         device=device.merged(one.device for one in scans),
         start_failures=reported.start_failures(scans),
+        ended_in_steps=reported.ended_in_steps(scans),
         logs=reported.logs(scans),
         asking=reported.asking(scans),
         config_keys=reported.config_keys(scans),

@@ -70,9 +70,16 @@ def start_failures(scans: Sequence[SpoolScan]) -> list[StartFailure]:
     for scan in scans:
         for fact in scan.facts_of(facts.StartFailedFact)[:1]:
             one = _of(StartFailure, fact, pid=scan.pid)
-            found[one.line] = one
+            if one.stage != facts.STEP:
+                found[one.line] = one
     deepest = max((_DEPTH.get(one.stage, _OF_A_WORKER) for one in found.values()), default=0)
     return [found[line] for line in sorted(found) if _DEPTH.get(found[line].stage, _OF_A_WORKER) == deepest]
+
+
+def ended_in_steps(scans: Sequence[SpoolScan]) -> list[StartFailure]:
+    """What raised out of a step of an engine core, and ended it."""
+    every = ((scan.pid, fact) for scan in scans for fact in scan.facts_of(facts.StartFailedFact))
+    return [_of(StartFailure, fact, pid=pid) for pid, fact in every if fact.stage == facts.STEP]
 
 
 def exceptions(scans: Sequence[SpoolScan]) -> list[HookException]:

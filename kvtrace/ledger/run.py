@@ -206,6 +206,14 @@ class Connector(documents.ConnectorFact):
         return bool(self.overrides) and not _TELLING.intersection(self.overrides)
 
     @property
+    def without_kv(self) -> bool:
+        """Whether it never gets hold of the KV caches: it is not given them at the start, and does nothing in
+        the hooks that are given a layer's, or run while a forward has them."""
+        given = {hook.name for hook in (hooks.REGISTER_KV_CACHES, hooks.REGISTER_CROSS_LAYERS)}
+        known = bool(self.overrides) and not given.intersection(self.overrides)
+        return known and not any(self.does(hook) for hook in hooks.COPYING)
+
+    @property
     def saves_per_layer(self) -> bool:
         """False where ``save_kv_layer`` does nothing: saves are judged at ``wait_for_save``."""
         return self.does(hooks.SAVE_LAYER)
@@ -615,6 +623,8 @@ class Run:
     async_saves: Sequence[AsyncSave] = ()
     device: DeviceTotals = field(default_factory=DeviceTotals)
     start_failures: Sequence[StartFailure] = ()
+    ended_in_steps: Sequence[StartFailure] = ()
+    """What raised out of a step of an engine core, and ended it."""
     """Why an engine never came up, the innermost processes only."""
     load_rows: Sequence[LoadOf] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""

@@ -389,11 +389,16 @@ class GraphsFact(Document):
     v2: bool | None = None
 
 
+STEP = "step"
+"""Stage of an engine core that was up: it raised out of a step."""
+
+
 @dataclass(frozen=True)
 class StartFailedFact(Document):
     """An engine that never came up: the stage that raised (a method of the worker, or one of ``engine core``,
-    ``configuration``, ``LLM``, ``command line``), and what. ``type``: "" where vLLM refused without an
-    exception; ``where``: the connector's line, else the innermost one."""
+    ``configuration``, ``LLM``, ``command line``), and what; or one that ended later (:data:`STEP`).
+    ``type``: "" where vLLM refused without an exception; ``where``: the connector's line, else the innermost
+    one."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.START_FAILED
 

@@ -11,7 +11,7 @@ from kvtrace.agent.errors import startup
 from kvtrace.causes.diagnose import diagnose
 from kvtrace.ledger import read_run
 from kvtrace.report.build import build_report
-from kvtrace.trace.format import Fact
+from kvtrace.trace.format import Fact, Role
 
 OOM = "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"
 
@@ -61,6 +61,35 @@ def test_the_stage_that_raised_is_told(trace: Any, stage: str) -> None:
     assert finding["remedy"][0] == "Free the device's memory, or lower --gpu-memory-utilization"
     assert f"the engine did not start: {line}" in report["limits"]["notes"]
     assert not [one for one in diagnose(read_run(run_dir)).not_observed if one.id == "device-time"]
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_what_ends_an_engine_that_was_up_is_told(trace: Any, raised: bool) -> None:
+    """vLLM's own assertion about an answer of the connector's: only the command's exit code was said."""
+
+    class EngineCore:
+        def __init__(self, vllm_config: object) -> None:
+            self.step_fn = self.step
+
+        def step(self) -> str:
+            assert not raised
+            return "done"
+
+    startup.wrap_init(
+        "EngineCore", startup.ENGINE_CORE, Role.SCHEDULER, SimpleNamespace(EngineCore=EngineCore)
+    )  # type: ignore[arg-type]
+    core = EngineCore(None)
+    if not raised:
+        assert core.step_fn() == "done" and not trace.facts(Fact.START_FAILED)
+        return
+    with pytest.raises(AssertionError) as caught:
+        core.step_fn()
+    assert [one.name for one in caught.traceback][-1] == "step"
+    trace.read()  # the spool is on disk
+    run = read_run(trace.run_dir)
+    assert not run.start_failures
+    (ended,) = run.ended_in_steps
+    assert ended.type == "AssertionError" and ended.where.endswith("in step")
 
 
 def test_a_worker_that_comes_up_says_nothing(trace: Any) -> None:

@@ -12,7 +12,9 @@ from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, no
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import read_run
+from kvtrace.ledger.run import HookException, StartFailure
 from kvtrace.terms import Grade
+from kvtrace.trace.facts import STEP
 from kvtrace.trace.format import Fact
 from kvtrace.words import count
 
@@ -178,6 +180,39 @@ def test_connector_not_created_in_the_scheduler(tmp_path: Path) -> None:
     assert "scheduler" in diagnosis.findings[0].title
 
 
+@pytest.mark.parametrize(
+    ("where", "asked"),
+    [
+        ("sched/scheduler.py:1170 in schedule", "Where it asserts num_new_tokens"),
+        ("sched/scheduler.py:3234 in _update_from_kv_xfer_finished", "get_finished must name only requests"),
+        ("worker/gpu_model_runner.py:3970 in execute_model", "Where it asserts kv_connector_metadata"),
+        ("worker/other.py:1 in run", "Read the line of vLLM"),
+    ],
+)
+def test_an_engine_that_ended_says_what_vllm_asserts(tmp_path: Path, where: str, asked: str) -> None:
+    sim = served(tmp_path, [64, 128])
+    sim.write()
+    run = read_run(tmp_path)
+    ended = StartFailure(stage=STEP, type="AssertionError", where=where, pid=1)
+    first = diagnose(replace(run, ended_in_steps=(ended,))).findings[0]
+    assert (first.id, first.severity) == ("engine-ended", "fault") and where in first.evidence[0]
+    assert first.remedy[0].startswith(asked)
+    raised = HookException(hook="save_kv_layer", type="OSError", message="x", where="s.py:1", count_so_far=1)
+    named = ids(diagnose(replace(run, ended_in_steps=(ended,), exceptions=(raised,))))
+    assert "engine-ended" not in named and "hook-raised" in named
+
+
+def test_a_connector_without_kv_stores_nothing(tmp_path: Path) -> None:
+    """Its hooks are empty, the KV caches are given to the base class: it was said to save somewhere."""
+    hooks = ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save")
+    sim = Sim(tmp_path, noop=hooks, connector_facts={"overrides": [*hooks, "build_connector_meta"]})
+    sim.one_step("a", 64, digest=1, unreadable=True)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"not-saved:role-does-not-save": 64}
+    assert ids(diagnosis) == ["role-does-not-save"]
+    assert "never gets hold of the KV caches" in diagnosis.findings[0].title
+
+
 def test_connector_failed_to_start(tmp_path: Path) -> None:
     failed = {"ok": False, "error_type": "ModuleNotFoundError", "error": "No module named 'x'"}
     sim = Sim(tmp_path, created=False, live=False, connector_facts=failed)
@@ -186,7 +221,9 @@ def test_connector_failed_to_start(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in diagnosis.verdict
     assert "No module named 'x'" in diagnosis.findings[0].evidence[0]
     before = diagnose(replace(read_run(tmp_path), engines=()))
-    assert before.verdict == "The engine did not start: ChunkStore did not start (ModuleNotFoundError)."
+    assert before.verdict == (
+        "The engine did not start: ChunkStore did not start: ModuleNotFoundError: No module named 'x'."
+    )
 
 
 def test_a_failed_start_comes_before_a_hook_that_raised(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Why an engine never came up, in whichever process: a command line that vLLM refuses, a module that is not
 there, an assertion in the engine core, a device that is out of memory. vLLM's own last words are "Engine core
-initialization failed" at best. The exception itself goes on untouched."""
+initialization failed" at best. And what ended one that was up. The exception itself goes on untouched."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 from kvtrace.agent.code import foreign, owners, traces
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap import frames
-from kvtrace.trace.facts import StartFailedFact
+from kvtrace.trace.facts import STEP, StartFailedFact
 from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
 _OF_WRAPPER = ("init_device", "initialize_from_config")
 _OF_WORKER = ("load_model", "determine_available_memory", "compile_or_warm_up_model")
+_STEPS = ("step", "step_with_batch_queue")
 COMMAND_LINE, CONFIGURATION, ENGINE_CORE, LLM = "command line", "configuration", "engine core", "LLM"
 _CHECKERS = {"kvtrace", "pydantic", "pydantic_core"}
 _MOST = 500
@@ -44,9 +45,13 @@ def wrap_parser(module: ModuleType) -> None:
 
 
 def wrap_init(name: str, stage: str, role: Role, module: ModuleType) -> None:
-    """The constructor of a class of the module."""
+    """The constructor of a class of the module; of the engine core its steps, too: what they raise ends
+    it."""
     cls = getattr(module, name)
     cls.__init__ = _watched(cls.__init__, stage, role)
+    for step in _STEPS if stage == ENGINE_CORE else ():
+        if step in vars(cls):
+            setattr(cls, step, _watched(vars(cls)[step], STEP, role))
 
 
 def watch(cls: Any) -> None:

@@ -37,6 +37,11 @@ CAUSE = Cause(
 )
 
 
+_OF_WHOLE = "of {} of whole units the last unit is left out: one token is always kept back"
+_WITH_THE_LAST = (
+    "where a longer prompt may begin with these tokens, store floor(prompt / {0}) x {0}: (prompt - 1) leaves "
+    "a full last unit out"
+)
 _SIZES = 5
 """Sizes that the evidence lists."""
 
@@ -98,19 +103,21 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
     prompts = [r for r in case.of_engine(tag) if r.row in lost or r.stored_end or r.saved]
     short = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) == 0]
     partial = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) > 0]
+    whole = sum(r.prompt % unit.value == 0 for r in partial)
     evidence = [
         _lengths(
             [r.prompt for r in prompts],
             sum(unit.aligned(r.prompt) == 0 for r in prompts),
-            len(partial),
+            len(partial) - whole,
             len(case.of_engine(tag)),
         ),
+        *([_OF_WHOLE.format(plural(whole, "prompt"))] if whole else []),
         *_stores(prompts, unit),
         f"every store is {unit.rounding} tokens, cut to what its chunk held",
         *_empty_key(case, tag, short),
     ]
     name = engine.connector.cls if engine.connector else "This connector"
-    remedy = _remedy(engine, unit)
+    remedy = [*([_WITH_THE_LAST.format(unit.value)] if whole else []), *_remedy(engine, unit)]
     if _a_step_late(case, tag, unit):
         title = (
             f"{name} stores whole units of {unit.values} tokens only, or never what the last step of a "

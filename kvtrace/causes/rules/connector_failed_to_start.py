@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrace import mend
+from kvtrace.causes.evidence.logs import shortened
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.reported import START_HOOKS
 from kvtrace.ledger.run import Connector, Engine
@@ -59,13 +60,16 @@ def rule(case: Case) -> Results:
         ]
         name = next((c.configured or c.cls for c in failed if c.configured or c.cls), "The connector")
         kind = failed[0].error_type if failed else refused[0].type
+        message = shortened(mend.in_short((failed[0].error if failed else refused[0].message) or ""))
+        message = message.rstrip(" .…")
+        kind = f"{kind}: {message}" if message else kind
         places = len({*(c.pid for c in failed), *(e.pid for e in refused)})
         yield case.finding(
             CAUSE,
             f"{name} did not start in {places} process{'es' if places > 1 else ''}: {kind}.",
             evidence=evidence,
             remedy=list(filter(None, [next(filter(None, map(mend.remedy, evidence)), ""), CAUSE.remedy])),
-            headline=f"{name} did not start ({kind})",
+            headline=f"{name} did not start: {kind}",
         )
         return
     created = [c for c in case.run.connectors if c.parent is None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
+from kvtrace.causes.evidence.logs import exception_line
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.seen import REPORTED
 from kvtrace.ledger.reported import BACKGROUND, HARMLESS, LOAD_HOOKS
@@ -50,10 +51,13 @@ def rule(case: Case) -> Results:
     how = "the connector reported it, its hook raised, or an exception was caught there"
     if all(REPORTED in reason for row in failed for reason in row.reasons.get(LoadEnd.FAILED, ("",))):
         how = "the connector reported it"
-    evidence = loads.reasons_and_places(case, failed, CAUSE)
-    evidence += [
-        f"{e.hook}: {e.type}: {e.message} (at {e.where})" for e in case.run.exceptions if e.hook in LOAD_HOOKS
-    ][:2]
+    raised = [one for one in case.run.exceptions if one.hook in LOAD_HOOKS]
+    loading = [one for one in case.run.swallowed if (one.asked_by or one.hook) in LOAD_HOOKS]
+    handled = [one for one in loading if one.type not in HARMLESS and not one.broad]
+    places = [*(one.where for one in raised), *(one.where for one in handled)]
+    evidence = [f"{one.hook}: {one.type}: {one.message} (at {one.where})" for one in raised[:2]]
+    evidence += [exception_line(one) for one in handled[:2]]
+    evidence += loads.reasons_and_places(case, failed, CAUSE)
     after: dict[str, int] = {}
     for row in failed:
         status = case.requests[row.request].status or "no end in the trace"
@@ -65,5 +69,6 @@ def rule(case: Case) -> Results:
         f"Loading failed for {plural(tokens, 'token')} of {of_all(len(failed), len(accepted), 'load')}: "
         f"{how}.",
         evidence=evidence,
+        remedy=[*(f"mend what raised at {place}" for place in places[:1]), CAUSE.remedy],
         headline=f"loading failed for {plural(len(failed), 'request')}",
     )

@@ -30,7 +30,15 @@ def only_reads(case: Case, engine: Engine) -> bool:
         return False
     if engine.role == "kv_consumer":
         return True
+    if _without_kv(engine):
+        return True
     return not engine.unknown_steps and engine.tag in case.once("loads alone", lambda: _loads_alone(case))
+
+
+def _without_kv(engine: Engine) -> bool:
+    """Whether none of its workers' connectors ever gets hold of the KV caches."""
+    makers = [worker.connector for worker in engine.workers]
+    return bool(makers) and all(one is not None and one.without_kv for one in makers)
 
 
 def _loads_alone(case: Case) -> frozenset[int]:
@@ -87,14 +95,18 @@ def rule(case: Case) -> Results:
 
 def _made_to_load(case: Case, reading: list[Engine], steps: int) -> Finding:
     names = listed(engine.connector.cls for engine in reading if engine.connector)
+    never = all(map(_without_kv, reading))
+    what = "never gets hold of the KV caches" if never else "loads, and has nothing that saves"
     return case.finding(
         CAUSE,
-        f"{names} loads, and has nothing that saves.",
+        f"{names} {what}.",
         evidence=[
-            "its save_kv_layer and wait_for_save are empty, and it has no get_finished",
+            "it has no register_kv_caches, and its hooks that load and save are empty"
+            if never
+            else "its save_kv_layer and wait_for_save are empty, and it has no get_finished",
             f"the metadata of {count(steps)} steps names no store",
         ],
         events=case.events(CAUSE),
-        headline=f"{names} is made to load alone",
+        headline=f"{names} {what}" if never else f"{names} is made to load alone",
         remedy=["If this engine should save, give it a connector that does (MultiConnector holds both)."],
     )

@@ -17,7 +17,7 @@ CAUSE = Cause(
 
 def rule(case: Case) -> Results:
     empty = [w.connector for w in case.run.workers() if w.connector and not w.connector.saves_per_layer]
-    if not empty or "role-does-not-save" in case.assigned:
+    if not empty or "role-does-not-save" in case.assigned or any(one.without_kv for one in empty):
         return
     also = ["wait_for_save"] if all("wait_for_save" in connector.noop for connector in empty) else []
     place = "asynchronously, in neither of the save hooks" if also else "in wait_for_save or later"

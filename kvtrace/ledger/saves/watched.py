@@ -30,6 +30,8 @@ class Watched:
         """Of each step why it can't be told what was read until the end of the step after (Blind, 0 for it
         can)."""
         slots = self.slots
+        if self.worker.connector is not None and self.worker.connector.without_kv:
+            return np.zeros(len(steps), np.int64)
         in_part = np.isin(steps, self._in_part) | (steps <= slots.unplaced)
         if not slots.visible:
             certain = [self._picked_none(step) or not self._unsure(step) for step in steps.tolist()]
