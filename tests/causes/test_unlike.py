@@ -57,6 +57,15 @@ def test_a_hit_of_the_others_alone_is_no_hit_of_these(tmp_path: Path) -> None:
     assert not unlike.behind_hits(unlike.told_apart(case, [3, 4, 5], [0, 1, 2], unlike.CAME))
 
 
+def test_prompts_that_are_found_as_a_whole_alone(tmp_path: Path) -> None:
+    case = case_of(tmp_path, [70] * 7)
+    for request in case.requests[:4]:
+        request.digest = 77
+    told = unlike.told_apart(case, [4, 5, 6], [1, 2, 3], unlike.FOUND)
+    assert unlike.repeated_alone(told)
+    assert not unlike.repeated_alone(unlike.told_apart(case, [1, 2, 3], [4, 5, 6], unlike.FOUND))
+
+
 def test_lengths_tell_by_the_longest_and_the_shortest(tmp_path: Path) -> None:
     case = case_of(tmp_path, [70, 75, 200, 210, 220])
     assert unlike.told_apart(case, [0, 1], [2, 3, 4], unlike.CAME) == [

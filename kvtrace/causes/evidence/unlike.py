@@ -12,6 +12,7 @@ from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.words import count
 
 BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
+REPEATED = "prompts that came before"
 SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found something"
 """How the others fared."""
 _LEAST = 10
@@ -26,7 +27,7 @@ _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
     "aborted": lambda _, one: one.status == ABORTED,
     "begun in one step with others": lambda case, one: _begun(case)[one.engine, one.chunk_step] > 1,
     "prompts of whole blocks": lambda _, one: one.block > 1 and one.prompt % one.block == 0,
-    "prompts that came before": lambda case, one: case.alike(one.engine, one.digest)[:1] not in ([], [one]),
+    REPEATED: lambda case, one: case.alike(one.engine, one.digest)[:1] not in ([], [one]),
 }
 
 
@@ -78,6 +79,11 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
 def behind_hits(told: Sequence[str]) -> bool:
     """Whether these requests, and none of the others, began behind a hit, by the lines of told_apart."""
     return any(line.startswith(BEHIND_HIT) and f", {_NONE} of the" in line for line in told)
+
+
+def repeated_alone(told: Sequence[str]) -> bool:
+    """Whether none of these prompts had come before as a whole, and all of the others had."""
+    return any(line.startswith(f"{REPEATED}: no") and ", all of the" in line for line in told)
 
 
 def _begun(case: Case) -> Counter[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvtrace.causes.diagnosis import Finding
-from kvtrace.causes.evidence import loads, transfers
+from kvtrace.causes.evidence import loads, transfers, unlike
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import count, of_all, plural
@@ -81,6 +81,7 @@ def _found_nothing(
     )
     saved = any(before.values())
     meant = " Some of these had been saved before: are they meant not to be found?" if saved else ""
+    unlike_found = loads.what_misses(case, {row.engine for row in due})
     apart = _apart(case, repeated) if saved and not any((row.answer or 0) > 0 for row in asked) else []
     return loads.finding(
         case,
@@ -90,10 +91,11 @@ def _found_nothing(
         severity=LIMIT if saved else NOTE,
         tokens=tokens,
         requests=len(wanting),
-        evidence=loads.what_misses(case, {row.engine for row in due}) + apart + evidence,
+        evidence=unlike_found + apart + evidence,
         remedy=[
             *([transfers.REMEDY] if unasked else []),
             *([_TWO_PROCESSES] if apart else []),
+            *([_WHOLE] if unlike.repeated_alone(unlike_found) else []),
             *([_SAVED, _PREFIXES] if saved else [CAUSE.remedy]),
         ],
         events=loads.events(case, wanting, CAUSE),
@@ -137,6 +139,10 @@ _WITHIN = (
     "no whole {} of {} tokens"
 )
 
+_WHOLE = (
+    "As it seems, a prompt is found only where all of it came before: store each unit under a key of all "
+    "tokens up to its end, and ask unit by unit; then a beginning that prompts share is found."
+)
 _TWO_PROCESSES = (
     "First see that the lookup asks the store that the workers fill: what one process holds in its memory, "
     "or under a name that it makes for itself (of its process number, a random one), the other does not find."
