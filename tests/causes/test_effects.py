@@ -338,6 +338,27 @@ def test_ranks_share_store(tmp_path: Path) -> None:
     assert ids(run("mla", shared=True, kind="MLAAttentionSpec")) == []
 
 
+@pytest.mark.parametrize(("index", "lost"), [(False, True), (True, False)])
+def test_ranks_that_share_a_file_of_all_layers(tmp_path: Path, index: bool, lost: bool) -> None:
+    """Of one that a step's last hook writes, the first layer alone was said to be overwritten. ``index``:
+    each step writes the same one."""
+    sim = sim_of(tmp_path, "run", tp=2, noop=("save_kv_layer",))
+    sim.watching = WATCHED
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    for n, slots in ((1, 64), (2, 128)):
+        for rank in range(2):
+            for layer in range(2):
+                target = 0 if layer else 1000 + (0 if index else n)
+                step = sim.tag << 32 | n
+                sim.stored(
+                    f"req-{n}", 0, slots, layer, rank, step, size=9999, files=int(not layer), target=target,
+                    hook="wait_for_save",
+                )  # fmt: skip
+    diagnosis = analyse(sim)
+    want = {"saved": 96, "not-saved:ranks-share-store": 96} if lost else {"saved": 192}
+    assert tokens(diagnosis) == want
+
+
 def test_unread_entries_that_an_earlier_request_had_saved(tmp_path: Path) -> None:
     """The worker looks whether a key is there: no fault."""
     sim = sim_of(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvtrace.ledger.beginnings import beginnings
@@ -14,7 +14,8 @@ from kvtrace.ledger.intervals import subtract
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Trust
 from kvtrace.ledger.saves.calls import At, Call, WorkerCalls
-from kvtrace.ledger.saves.measured import WHOLE, MeasuredCells
+from kvtrace.ledger.saves.measured import WHOLE, Cell
+from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import Touch, covered
 
@@ -79,16 +80,20 @@ def overwritten_by_rank(
         (worker's index, call) of those whose files did not stay.
     """
     trust, found, apart = Trust(), set[tuple[int, At]](), 0
-    common = [_common(one.watched.table) for one in workers]
+    common = [_common(one.watched) for one in workers]
     for row, step in enumerate(workers[0].stores.steps.tolist() if workers else ()):
         writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
         """(file, layer) -> (time, worker, column) of those that wrote it."""
         for index, one in enumerate(workers):
-            for column, cell in one.watched.table.steps.get(step, {}).items():
+            cells = one.watched.table.steps.get(step, {})
+            # a hook of the whole step writes for all layers that it read
+            whole = {} if one.watched.saves_per_layer else _latest(cells.values())
+            for column, cell in cells.items():
                 if column != WHOLE and calls[index][row, column].end[0] == SaveEnd.SAVED:
                     layer = one.watched.worker.kv_layers[column]
-                    for target in cell.targets.keys() - common[index]:
-                        writers[target, layer].append((cell.targets[target], index, column))
+                    targets = whole or cell.targets
+                    for target in targets.keys() - common[index]:
+                        writers[target, layer].append((targets[target], index, column))
         for (_, layer), wrote in writers.items():
             ranks = tuple(sorted({workers[index].watched.worker.rank for _, index, _ in wrote}))
             if len({index for _, index, _ in wrote}) < 2:
@@ -100,11 +105,20 @@ def overwritten_by_rank(
     return found, trust + Trust(files_apart=apart)
 
 
-def _common(table: MeasuredCells) -> set[int]:
-    """Files that one rank writes for several layers (an index, a container): no layer's own."""
-    layers: dict[int, set[int]] = defaultdict(set)
-    for cells in table.steps.values():
+def _latest(cells: Iterable[Cell]) -> dict[int, int]:
+    """The files of several cells -> when each was written last."""
+    found: dict[int, int] = {}
+    for target, t in (one for cell in cells for one in cell.targets.items()):
+        found[target] = max(t, found.get(target, t))
+    return found
+
+
+def _common(watched: Watched) -> set[int]:
+    """Files that one rank writes for several layers (an index, a container): no layer's own. Or in several
+    steps, where it writes for all layers at once."""
+    uses: dict[int, set[int]] = defaultdict(set)
+    for step, cells in watched.table.steps.items():
         for column, cell in cells.items():
             for target in cell.targets:
-                layers[target].add(column)
-    return {target for target, columns in layers.items() if len(columns) > 1}
+                uses[target].add(column if watched.saves_per_layer else step)
+    return {target for target, several in uses.items() if len(several) > 1}
