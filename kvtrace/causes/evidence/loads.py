@@ -16,6 +16,7 @@ from kvtrace.causes.evidence import unlike
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
 from kvtrace.ledger.loads.seen import ELSEWHERE, OF_NOBODY, OTHERS_REPORTED
+from kvtrace.ledger.run import Engine
 from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
 from kvtrace.words import count, listed, of_all, plural
@@ -286,21 +287,23 @@ def where(case: Case, rows: Sequence[LoadOf], cause: Cause) -> str:
     return f"{layers or 'the layers'}{on}"
 
 
-def _pairs_of(
-    pairs: Sequence[tuple[int, str]], rows: Sequence[LoadOf], ends: Collection[LoadEnd]
-) -> list[tuple[int, str]]:
-    """Of all (rank, layer) pairs those in which tokens of these loads ended so."""
+def _pairs(engine: Engine) -> list[tuple[int, str]]:
+    """(rank, layer) of every pair, in the order of the bits of :attr:`LoadOf.lost`."""
+    return [(worker.rank, layer) for worker in engine.workers for layer in worker.kv_layers]
+
+
+def _pairs_of(engine: Engine, rows: Sequence[LoadOf], ends: Collection[LoadEnd]) -> list[tuple[int, str]]:
+    """Those in which tokens of these loads ended so."""
     mask = 0
     for parts, of in (one for row in rows for one in row.lost.items()):
         mask |= of if any(end in ends for _, _, end in parts) else 0
-    return [pair for at, pair in enumerate(pairs) if mask >> at & 1]
+    return [pair for at, pair in enumerate(_pairs(engine)) if mask >> at & 1]
 
 
 def _of_whole_groups(case: Case, rows: Sequence[LoadOf], cause: Cause) -> bool:
     """Whether tokens did not come in all layers of some KV cache groups, and in none of another."""
     engine = case.engines[rows[0].engine]
-    pairs = [(worker.rank, layer) for worker in engine.workers for layer in worker.kv_layers]
-    hit = {layer for _, layer in _pairs_of(pairs, rows, cause.load_ends)}
+    hit = {layer for _, layer in _pairs_of(engine, rows, cause.load_ends)}
     groups = [set(group.layers) for group in engine.token_groups]
     inside = [layers <= hit for layers in groups]
     return any(inside) and any(layers.isdisjoint(hit) for layers in groups)
@@ -310,8 +313,7 @@ def _missing_in(case: Case, rows: Sequence[LoadOf], cause: Cause) -> tuple[set[i
     """The ranks and how many of the layers that a cause took tokens of, where not all, and the others are
     known to have got theirs: else none, and ""."""
     engine = case.engines[rows[0].engine]
-    pairs = [(worker.rank, layer) for worker in engine.workers for layer in worker.kv_layers]
-    hit, unknown = (_pairs_of(pairs, rows, ends) for ends in (cause.load_ends, (LoadEnd.NOT_OBSERVED,)))
+    hit, unknown = (_pairs_of(engine, rows, ends) for ends in (cause.load_ends, (LoadEnd.NOT_OBSERVED,)))
     if (
         not set(unknown) <= set(hit)
         or not hit
@@ -320,7 +322,8 @@ def _missing_in(case: Case, rows: Sequence[LoadOf], cause: Cause) -> tuple[set[i
     ):
         return set(), ""
     ranks, layers = {rank for rank, _ in hit}, {layer for _, layer in hit}
-    of_ranks, of_layers = {rank for rank, _ in pairs}, {layer for _, layer in pairs}
+    every = _pairs(engine)
+    of_ranks, of_layers = {rank for rank, _ in every}, {layer for _, layer in every}
     some = of_all(len(layers), len(of_layers), "layer") if layers < of_layers else ""
     return (ranks if ranks < of_ranks else set()), some
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from kvtrace.causes.case import MAX_EVENTS, CaseRequest
 from kvtrace.causes.diagnosis import Finding, RuledOut
@@ -183,13 +182,13 @@ def _perhaps_late(case: Case, seen: Sequence[str]) -> list[str]:
 
 def _behind_first_chunks(case: Case, wrong: Sequence[LoadOf]) -> list[str]:
     """Where all that is wrong begins where the first chunk ended of the request that computed it first."""
+    first = _first(case)
     for row in wrong:
         size = max(1, case.engines[row.engine].block_size)
         begin = min(
             (start for parts in row.lost for start, _, end in parts if end == LoadEnd.WRONG), default=0
         )
         common = case.run.in_common.get(row.request, ())
-        first = case.once("first with a beginning", partial(_first, case))
         known = (first.get((row.engine, digest)) for digest, tokens in common if tokens > begin)
         by = next(filter(None, known), None)
         if by is None or by.chunks < 2 or not row.local < begin == by.first_end // size * size:
