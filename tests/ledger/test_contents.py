@@ -410,6 +410,16 @@ def test_a_block_that_changes_after_its_use_was_loaded_too_late(tmp_path: Path) 
     assert any("2 steps later they hold other KV" in line for line in fault.evidence)
 
 
+def test_a_change_to_what_is_not_its_kv_is_no_late_load(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, kv_blocks=64).computes("a", [15, 16, 17, 18], B)
+    cache.sim.give("b", [21, 22, 23, 24], flags=int(Flag.FIRST))
+    run = _looked_at(cache.loads("b", [ZEROES, ZEROES, ZEROES, 9]), [16, 17, 15]).run()
+    assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS
+    first = diagnose(run).findings[0]
+    assert first.id == "load-not-injected"
+    assert any("they hold other KV, which is not theirs either" in line for line in first.evidence)
+
+
 def test_a_block_that_stays_as_it_was_says_for_how_long(tmp_path: Path) -> None:
     run = _looked_at(_nothing_yet(tmp_path), [ZEROES, ZEROES, ZEROES]).run()
     assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS

@@ -37,10 +37,10 @@ CAUSE = Cause(
         "way to write that can't be followed: what it filled is a copy. Or, by the fingerprints, whoever was "
         "to write: the blocks hold zeroes, in all layers or in some that compute to more, or what the same "
         "blocks of the cache held for other positions before, no write was seen, and they still held it when "
-        "they were looked at some steps later, where that could be done. Or, likewise, some layers of the "
-        "blocks do, and a layer below them does not, though the block had other tokens before: that layer "
-        "was left out. Or a request that was let in anew after a preemption, with tokens accepted from the "
-        "connector: none of their slots, or not all, were written."
+        "they were looked at some steps later, where that could be done, or other KV that is not theirs. Or, "
+        "likewise, some layers of the blocks do, and a layer below them does not, though the block had other "
+        "tokens before: that layer was left out. Or a request that was let in anew after a preemption, with "
+        "tokens accepted from the connector: none of their slots, or not all, were written."
     ),
     remedy=f"{sentence(_PASSED_OVER)}. {sentence(_INTO)}.",
     load_ends=(LoadEnd.NOT_WRITTEN,),

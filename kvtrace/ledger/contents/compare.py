@@ -135,8 +135,9 @@ def compare(
     alone = unwritten_blocks(workers, places, written) if places is not None else {}
     reused: dict[tuple[int, int], str] = {}
     salted: dict[int, list[Interval]] = defaultdict(list)
-    for shape in dict.fromkeys(one.shape for one in workers):
-        judge = _Judge(shape, workers, requests, prefixes)
+    shapes = dict.fromkeys(one.shape for one in workers)
+    judges = {shape: _Judge(shape, workers, requests, prefixes) for shape in shapes}
+    for judge in judges.values():
         reused |= judge.reused()
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
@@ -159,7 +160,8 @@ def compare(
                 ]
     _altered(wrong, blocks)
     if places is not None:
-        _look_later(wrong, held_later(workers, places), requests)
+        later = held_later(workers, places, lambda one, block: judges[one.shape].is_wrong(block))
+        _look_later(wrong, later, requests)
     found_reused = [(row, why) for (row, _), why in sorted(reused.items())]
     return Contents(
         wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written), found_reused,
@@ -229,7 +231,7 @@ def _look_later(
     to come too late, one whose blocks could be looked at for less long than that takes is no other."""
     longest: dict[int, int] = {}
     for (_, row, _), then in later.items():
-        if then.changed and any(one.unwritten for one in wrong.get(row, ())):
+        if then.late and any(one.unwritten for one in wrong.get(row, ())):
             engine = requests[row].engine
             longest[engine] = max(longest.get(engine, 0), then.steps)
     for row, found in wrong.items():
@@ -237,7 +239,7 @@ def _look_later(
         for at, one in enumerate(found):
             held = later.get((one.of or one.pairs, row, one.start), _NOT_LOOKED_AT)
             if one.unwritten and (held is not _NOT_LOOKED_AT or most >= 0):
-                late = held.changed or held.steps < most
+                late = held.late or (not held.changed and held.steps < most)
                 why = f"{one.why}, when attention used them; {_said(held, most)}"
                 found[at] = replace(one, why=why, unwritten=not late, late=late)
 
@@ -248,7 +250,7 @@ _NOT_LOOKED_AT = Later(False, -1)
 def _said(then: Later, most: int) -> str:
     """``most``: steps after which other loads of the engine came, at the most; -1: none did."""
     if then.changed:
-        return f"{then.after} they hold other KV"
+        return f"{then.after} they hold other KV{', which is not theirs either' if then.wrong else ''}"
     seen = "they were not looked at again" if then.steps < 0 else f"{then.after} they still do"
     others = (
         f", and after that could not be looked at; other loads came {plural(most, 'step')} after their use"
@@ -391,6 +393,10 @@ class _Judge:
             return _Why(nobody_s, True)
         self._strange[self._prefixes.digest(block.row, block.end), block.end].add(block.value)
         return None
+
+    def is_wrong(self, block: Block) -> bool:
+        """Whether it is another's KV, or not what its tokens computed to."""
+        return self._telling and bool(self._another_s(block) or self._nobody_s(block))
 
     def differing(self, block: Block) -> Differing:
         """Which layers are not what the same tokens computed to, and what is in them; None: it may be all."""

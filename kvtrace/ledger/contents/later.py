@@ -1,26 +1,32 @@
 """Loaded blocks that held, when attention used them, what they had held before: what they held later.
 
 Nobody computes what was loaded. So what changes in such a block after its use was written by the load, too
-late, as long as the block was given to nobody else. What stays as it is says so for as long as it was
-looked at.
+late, as long as the block was given to nobody else, and does not hold by then what is known not to be its
+KV: that may be another load's. What stays as it is says so for as long as it was looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvtrace.ledger.contents.prints import Origin, Printed
+from kvtrace.ledger.contents.prints import Block, Origin, Printed
 from kvtrace.ledger.contents.unwritten import Places
 from kvtrace.words import plural
 
 
 class Later(NamedTuple):
     """``changed``: it holds other KV than when it was used. ``steps``: how much later that was seen first;
-    where it did not change, how long it was looked at."""
+    where it did not change, how long it was looked at. ``wrong``: that is not its KV either."""
 
     changed: bool
     steps: int
+    wrong: bool = False
+
+    @property
+    def late(self) -> bool:
+        """The load wrote it after its use."""
+        return self.changed and not self.wrong
 
     @property
     def after(self) -> str:
@@ -28,8 +34,14 @@ class Later(NamedTuple):
         return f"{plural(self.steps, 'step')} later" if self.steps else "later in that step"
 
 
-def held_later(printed: Sequence[Printed], places: Places) -> Mapping[tuple[int, int, int], Later]:
-    """(pairs, row, begin) -> what is known of it, of each loaded block that was looked at again."""
+def held_later(
+    printed: Sequence[Printed], places: Places, is_wrong: Callable[[Printed, Block], bool]
+) -> Mapping[tuple[int, int, int], Later]:
+    """(pairs, row, begin) -> what is known of it, of each loaded block that was looked at again.
+
+    Args:
+        is_wrong: whether a block is known to hold other KV than its tokens compute to.
+    """
     found: dict[tuple[int, int, int], Later] = {}
     for one in printed:
         if not one.later:
@@ -45,5 +57,6 @@ def held_later(printed: Sequence[Printed], places: Places) -> Mapping[tuple[int,
                 key = one.pairs, block.row, block.start
                 before = found.get(key)
                 if before is None or not before.changed:
-                    found[key] = Later(block.value != first.value, block.step - first.step)
+                    changed = block.value != first.value
+                    found[key] = Later(changed, block.step - first.step, changed and is_wrong(one, block))
     return found
