@@ -193,6 +193,13 @@ def words_of(*pages: Path) -> int:
     return sum(len(text_of(page).split()) for page in pages)
 
 
+def test_the_readme_counts_the_real_runs_as_their_page_does() -> None:
+    page, readme = (text_of(ROOT / path) for path in ("reports/real-connectors.md", "README.md"))
+    told = re.search(r"\*\*(\d+) of (\d+) runs are right", page)
+    said = re.search(r"\[(\d+) runs of real\s+connectors\]\(reports/real-connectors.md\): all right", readme)
+    assert told and said and told[1] == told[2] == said[1]
+
+
 def test_the_documents_can_be_read_by_a_person() -> None:
     assert words_of(ROOT / "README.md") < 700
     assert words_of(ROOT / "docs" / "architecture.md") < 900
