@@ -147,7 +147,7 @@ def due(case: Case, row: LoadOf) -> bool:
     return findable(case, row, row.shared) > row.local
 
 
-def what_misses(case: Case, engines: Collection[int]) -> list[str]:
+def what_misses(case: Case, engines: Collection[int]) -> unlike.Apart:
     """What tells the lookups that found nothing where KV was due from those that found some."""
     rows = [row for row in case.run.load_rows if row.engine in engines]
     missed = [row.request for row in rows if row.answer == 0 and due(case, row)]
@@ -328,13 +328,18 @@ def _missing_in(case: Case, rows: Sequence[LoadOf], cause: Cause) -> tuple[set[i
     return (ranks if ranks < of_ranks else set()), some
 
 
-def reasons_and_places(case: Case, rows: list[LoadOf], cause: Cause) -> list[str]:
-    """What tells these loads from those that came whole, then :func:`reasons`, and then in which pairs:
-    ``in 8 layers on rank 0, 1``."""
-    places = {place for row in rows for place in places_of(row, cause)}
+def what_fails(case: Case, rows: list[LoadOf]) -> unlike.Apart:
+    """What tells these loads from those that came whole."""
     mine = {row.request for row in rows}
     others = [row.request for row in accepted(case) if row.request not in mine and came(case, row)]
-    found = unlike.told_apart(case, mine, others, unlike.CAME) + reasons(rows, cause)
+    return unlike.told_apart(case, mine, others, unlike.CAME)
+
+
+def reasons_and_places(case: Case, rows: list[LoadOf], cause: Cause) -> list[str]:
+    """:func:`what_fails`, then :func:`reasons`, and then in which pairs:
+    ``in 8 layers on rank 0, 1``."""
+    places = {place for row in rows for place in places_of(row, cause)}
+    found = [*what_fails(case, rows).values(), *reasons(rows, cause)]
     if places:
         layers = len({layer for _, layer in places})
         ranks = listed(map(str, sorted({rank for rank, _ in places})))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from math import comb
 
 from kvtrace.causes.case import Case, CaseRequest
@@ -11,6 +11,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.words import count
 
+LONG = "long prompts"
 BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
 REPEATED = "prompts that came before"
 SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found something"
@@ -18,7 +19,6 @@ SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found s
 _LEAST = 10
 """Ways to choose so many requests of all: one of them by chance is the one that a property tells."""
 _MOST = 2
-_NONE = "none"
 
 _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
     "computed in several prefill chunks": lambda _, one: one.chunks > 1,
@@ -31,6 +31,10 @@ _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
 }
 
 
+Apart = Mapping[tuple[str, bool], str]
+"""(a property, whether it is these requests' or that of all others) -> what is said of it."""
+
+
 def of_saves(case: Case, cause: Cause) -> list[str]:
     """Of the requests that lost tokens by this cause, beside those of the same engines that were saved."""
     mine = {one.row for one in case.affected(cause)}
@@ -40,10 +44,10 @@ def of_saves(case: Case, cause: Cause) -> list[str]:
         for one in case.requests
         if one.row not in mine and one.saved and not one.unseen and one.engine in engines
     ]
-    return told_apart(case, mine, others, SAVED)
+    return [*told_apart(case, mine, others, SAVED).values()]
 
 
-def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared: str) -> list[str]:
+def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared: str) -> Apart:
     """What holds for all of these requests and for none of the others, or for none of these and all others.
 
     Args:
@@ -51,39 +55,29 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
         fared: how the others did, :data:`SAVED` or one of its kind.
     """
     if not mine or not others or comb(len(mine) + len(others), len(mine)) < _LEAST:
-        return []
+        return {}
     these, those = ([case.requests[row] for row in rows] for rows in (mine, others))
     here = f"all {count(len(these))} of these" if len(these) > 1 else "this one"
     not_here = f"none of these {count(len(these))}" if len(these) > 1 else "not this one"
     there = f"of the {count(len(those))} others {fared}"
-    found = []
+    found: dict[tuple[str, bool], str] = {}
     least, most = min(one.prompt for one in these), max(one.prompt for one in these)
     low, high = min(one.prompt for one in those), max(one.prompt for one in those)
     if least > high:
-        found.append(
+        found[LONG, True] = (
             f"prompts of {count(least)} tokens or more: {here}; {there} the longest has {count(high)}"
         )
     elif most < low:
-        found.append(
+        found[LONG, False] = (
             f"prompts of {count(most)} tokens at most: {here}; {there} the shortest has {count(low)}"
         )
     for words, has in _PROPERTIES.items():
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
         if ours == {True} and theirs == {False}:
-            found.append(f"{words}: {here}, {_NONE} {there}")
+            found[words, True] = f"{words}: {here}, none {there}"
         elif ours == {False} and theirs == {True}:
-            found.append(f"{words}: {not_here}, all {there}")
-    return found[:_MOST]
-
-
-def behind_hits(told: Sequence[str]) -> bool:
-    """Whether these requests, and none of the others, began behind a hit, by the lines of told_apart."""
-    return any(line.startswith(BEHIND_HIT) and f", {_NONE} of the" in line for line in told)
-
-
-def repeated_alone(told: Sequence[str]) -> bool:
-    """Whether none of these prompts had come before as a whole, and all of the others had."""
-    return any(line.startswith(f"{REPEATED}: no") and ", all of the" in line for line in told)
+            found[words, False] = f"{words}: {not_here}, all {there}"
+    return dict(list(found.items())[:_MOST])
 
 
 def _begun(case: Case) -> Counter[tuple[int, int]]:

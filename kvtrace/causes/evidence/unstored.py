@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
+from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unlike
 from kvtrace.causes.evidence.logs import exception_line
 from kvtrace.ledger.run import LostSpan, Swallowed
+from kvtrace.terms import LIMIT
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, plural
 
@@ -50,13 +54,26 @@ def _at(fact: Swallowed, steps: set[int]) -> bool:
     return not fact.went_on and (not fact.step or any(step in steps for step, _ in fact.places))
 
 
-ANSWERED = (
+_ANSWERED = (
     "its workers answer the scheduler's side (build_connector_worker_meta): what they leave out they may say "
     "there"
 )
-TELL = "see that what a worker leaves out is told to the scheduler's side, and that no lookup promises it"
+_TELL = "See that what a worker leaves out is told to the scheduler's side, and that no lookup promises it"
 
 
 def answered(case: Case) -> bool:
     """Whether what was lost may have been taken back, by a connector that was seen to save at other times."""
     return bool(case.seen_saves) and any(engine.answers_back for engine in case.run.engines)
+
+
+def perhaps_taken_back(case: Case, found: Finding) -> Finding:
+    """The finding; a choice to confirm where what it counts may have been taken back."""
+    if not answered(case):
+        return found
+    return replace(
+        found,
+        severity=LIMIT,
+        title=f"{found.title} Is that meant?",
+        evidence=[_ANSWERED, *found.evidence],
+        remedy=[_TELL, *found.remedy],
+    )

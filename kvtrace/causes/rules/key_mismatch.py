@@ -119,7 +119,7 @@ def _finding(
     values: Fields = {
         **given,
         "severity": LIMIT if gone or declines else FAULT,
-        "evidence": apart + given["evidence"] + gone + caught,
+        "evidence": [*apart.values(), *given["evidence"], *gone, *caught],
         "events": [
             Event(row.id, row.step, f"{count(kept)} tokens saved by {by}; lookup 0")
             for row, by, kept in found[:3]

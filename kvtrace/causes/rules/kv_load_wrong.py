@@ -115,7 +115,9 @@ def rule(case: Case) -> Results:
             remedy=[
                 *([kv_misplaced.KEPT] if late else []),
                 *([_CHUNK] if chunked else []),
-                *_remedies(case, said, wrong, lost, unlike.behind_hits(seen)),
+                *_remedies(
+                    case, said, wrong, lost, (unlike.BEHIND_HIT, True) in loads.what_fails(case, wrong)
+                ),
                 CAUSE.remedy,
             ],
             headline="loaded KV is not what its tokens compute to",

@@ -81,7 +81,7 @@ def _found_nothing(
     )
     saved = any(before.values())
     meant = " Some of these had been saved before: are they meant not to be found?" if saved else ""
-    unlike_found = loads.what_misses(case, {row.engine for row in due})
+    told = loads.what_misses(case, {row.engine for row in due})
     apart = _apart(case, repeated) if saved and not any((row.answer or 0) > 0 for row in asked) else []
     return loads.finding(
         case,
@@ -91,11 +91,11 @@ def _found_nothing(
         severity=LIMIT if saved else NOTE,
         tokens=tokens,
         requests=len(wanting),
-        evidence=unlike_found + apart + evidence,
+        evidence=[*told.values(), *apart, *evidence],
         remedy=[
             *([transfers.REMEDY] if unasked else []),
             *([_TWO_PROCESSES] if apart else []),
-            *([_WHOLE] if unlike.repeated_alone(unlike_found) else []),
+            *([_WHOLE] if (unlike.REPEATED, False) in told else []),
             *([_SAVED, _PREFIXES] if saved else [CAUSE.remedy]),
         ],
         events=loads.events(case, wanting, CAUSE),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import unstored
 from kvtrace.causes.evidence.logs import logs_in
-from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.ledger.reported import SAVE_HOOKS
 from kvtrace.words import count, percent, plural
 
@@ -29,18 +29,14 @@ def rule(case: Case) -> Results:
     trust = case.run.trust
     hit = case.affected(CAUSE)
     if hit:
-        back = unstored.answered(case) and not trust.parts
         share = percent(trust.short_read, trust.short_declared)
         what = f"{share} of the slots" if trust.parts < trust.short else "a part of each of the slots"
         parts = f"; {count(trust.parts)} read a part of each slot: some heads, or K or V alone"
         blocks = sorted({e.block_size for e in case.run.engines if e.block_size})
-        yield case.finding(
+        found = case.finding(
             CAUSE,
-            f"The save hook read {what} that the metadata names in {plural(trust.short, 'call')}."
-            + (" Is that meant?" if back else ""),
-            severity=LIMIT if back else FAULT,
+            f"The save hook read {what} that the metadata names in {plural(trust.short, 'call')}.",
             evidence=[
-                *([unstored.ANSWERED] if back else []),
                 f"{count(trust.short_read)} of {count(trust.short_declared)} slots were read from the KV "
                 f"tensors in {count(trust.short)} of {plural(trust.measured, 'measured store call')}; "
                 f"{count(trust.agreed)} read all of theirs" + (parts if trust.parts else ""),
@@ -51,12 +47,12 @@ def rule(case: Case) -> Results:
             events=case.events(CAUSE),
             headline=f"the save hook read {what} that its metadata names",
             remedy=[
-                *([unstored.TELL] if back else []),
                 "copy all heads of a slot that this rank has, K and V"
                 if trust.parts
                 else "compare the slot mapping that is indexed in save_kv_layer with the one in the metadata",
             ],
         )
+        yield found if trust.parts else unstored.perhaps_taken_back(case, found)
     elif trust.agreed and trust.agreed == trust.calls:
         yield CAUSE.ruled_out(
             f"none of {plural(trust.agreed, 'store call')} read fewer slots than the metadata names"

@@ -7,7 +7,6 @@ from kvtrace.causes.evidence import unstored
 from kvtrace.causes.evidence.logs import exception_line, logs_in
 from kvtrace.causes.rule import (
     FAULT,
-    LIMIT,
     SAVES,
     Case,
     Cause,
@@ -93,7 +92,6 @@ def rule(case: Case) -> Results:
 
 def _finding(case: Case) -> Finding:
     trust, caught, some = case.run.trust, at_start(case), _of_some_layers(case)
-    back = unstored.answered(case) and not some
     if trust.nothing:
         of = " in some layers" if some else ""
         headline = f"the save hook had KV to store and read none of it{of}"
@@ -103,15 +101,10 @@ def _finding(case: Case) -> Finding:
         headline = f"the save hooks ran and read no KV slot{of}"
         title = f"The save hooks ran and read no KV slot{of}"
     headline += f", after {caught[0].hook} had caught {caught[0].type}" if caught else ""
-    return case.finding(
+    found = case.finding(
         CAUSE,
-        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens."
-        + (" Is that meant?" if back else ""),
-        severity=LIMIT if back else FAULT,
-        evidence=[unstored.ANSWERED] * back
-        + [exception_line(one) for one in caught[:1]]
-        + _evidence(case)
-        + logs_in(case, SAVE_HOOKS),
+        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
+        evidence=[exception_line(one) for one in caught[:1]] + _evidence(case) + logs_in(case, SAVE_HOOKS),
         events=case.events(
             CAUSE,
             "a store entry with slots, and none was read from the KV tensor"
@@ -120,7 +113,6 @@ def _finding(case: Case) -> Finding:
         ),
         headline=headline,
         remedy=[
-            *[unstored.TELL] * back,
             *(
                 f"mend first what {one.hook} caught at {one.where}: the hooks may return early without it"
                 for one in caught[:1]
@@ -134,6 +126,7 @@ def _finding(case: Case) -> Finding:
             "nothing to fix where the worker found the key in a store from before this run",
         ],
     )
+    return found if some else unstored.perhaps_taken_back(case, found)
 
 
 def _of_some_layers(case: Case) -> bool:
