@@ -91,6 +91,7 @@ _ROOMS = (
     _TIGHT._replace(outcomes=3, titles=False, findings=2),
     _TIGHT._replace(outcomes=3, titles=False, findings=1),
     _TIGHT._replace(outcomes=3, titles=False, findings=1, requests=False),
+    _TIGHT._replace(outcomes=3, titles=False, findings=1, vllm=False),
     _TIGHT._replace(outcomes=2, titles=False, findings=1, requests=False, vllm=False),
 )
 """From the most that is said to the least."""

@@ -76,7 +76,7 @@ _PAIRED = (
 """Of blocks of the same prompt, where neither a hit nor a chunk lies before them."""
 _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
-    "prompt's first one: the tokens of the GPU's prefix cache (num_computed_tokens of the lookup) lie between"
+    "prompt's first one: the first num_computed_tokens of the lookup stand in the GPU's prefix cache"
 )
 _CHUNK = (
     "save each block in the step that fills it: where a prompt comes in chunks, the blocks of later ones are "
