@@ -594,7 +594,28 @@ def test_reported_blocks_that_may_be_of_a_request(tmp_path: Path, how: str) -> N
         sim.preempt("a", 128)
     sim.finish("a", 128, status="FINISHED_ERROR" if how == "ended by vLLM" else "FINISHED_STOPPED")
     said = words(the(analyse(sim), "load-failed"))
-    assert OF_NOBODY not in said and (how == "computed anew") == ("and computed anew" in said)
+    assert OF_NOBODY not in said and (how == "computed anew") == ("tokens computed anew, from" in said)
+
+
+def test_each_of_a_step_s_loads_reports_a_block_of_its_own(tmp_path: Path) -> None:
+    """More is computed anew for the first than was reported; the second's was called a fault of its own."""
+    sim = Sim(tmp_path, kv_blocks=32)
+    first = []
+    for request in "ab":
+        sim.arrive(Prompt(request, 128))
+        sim.lookup(request, 0, 96, 96)
+        first.append(Chunk(request, 96, 32, first=True))
+    lengths = {"a": 128, "b": 128}
+    step = sim.step(first, [Entry(one, 96, 96, 0, int(Flag.LOAD)) for one in "ab"], prompts=lengths)
+    sim.write_kv("a", 32, 96, step=step)
+    sim.write_kv("b", 0, 32, step=step)
+    sim.load_errors(0, step, 2)
+    sim.step([Chunk("a", 0, 128), Chunk("b", 32, 96)], prompts=lengths)
+    for request in "ab":
+        sim.finish(request, 128)
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == ["load-failed"]
+    assert the(diagnosis, "load-failed").tokens == 32 + 64
 
 
 @pytest.mark.parametrize("how", ["late start", "no wait", "full graph"])

@@ -15,6 +15,7 @@ from kvtrace.ledger.loads.seen import (
     ENDED_BY_FAILURE,
     OF_NOBODY,
     READ_ONLY,
+    REPORTED,
     Failed,
     LoadsSeen,
     reported,
@@ -31,8 +32,8 @@ def failures(
     accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: LoadsSeen
 ) -> dict[int, Failed]:
     """By the request's row. The trace names no request with reported blocks: they are of those that vLLM
-    then computed anew, or ended, else they are given to the loads of their step in order. Where each of these
-    ran on as if nothing had been said, they are of none of them.
+    then computed anew, from the first of them on, or ended; else they are given to the loads of their step
+    in order. Where each of these ran on as if nothing had been said, they are of none of them.
     """
     of_step: dict[int, list[Accepted]] = defaultdict(list)
     for one in accepted:
@@ -47,13 +48,14 @@ def failures(
         whose = "" if known or len(seen.loads.get(step, ())) == 1 else _NOT_RECORDED
         for one in known or here:
             size = max(1, one.request.block or engines[one.asked.engine].block_size)
-            tokens = min(one.asked.accepted, left * size)
-            if tokens or not heard:
-                tokens = _recomputed(one) or tokens
+            if anew := _recomputed(one):
+                why = f"{plural(anew, 'token')} computed anew, from the first block on that was {REPORTED}"
+                found[one.asked.request] = Failed(anew, why)
+                left = max(0, left - 1)
+            elif (tokens := min(one.asked.accepted, left * size)) or not heard:
                 own = -(-tokens // size)
-                left = max(0, left - own)
-                anew = ", and computed anew" if _recomputed(one) else ""
-                why = f"{reported(own)}{anew}{whose}" if heard else of_nobody
+                left -= own
+                why = f"{reported(own)}{whose}" if heard else of_nobody
                 found[one.asked.request] = Failed(tokens, why, heard=heard)
     return found
 
