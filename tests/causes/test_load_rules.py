@@ -482,6 +482,24 @@ def test_what_was_loaded_into_other_requests_slots(tmp_path: Path, written: int,
     assert finding.remedy[0].startswith("Compare the blocks that the load hooks write with those")
 
 
+def test_what_was_loaded_into_the_blocks_of_a_hit(tmp_path: Path) -> None:
+    """They are shared with the request that computed them: it was said that another's were written."""
+    sim = Sim(tmp_path, block=32, kv_blocks=32)
+    sim.give("first", [7, 8, 9, 10], flags=int(Flag.FIRST))
+    sim.one_step("first", 128, digest=1)
+    sim.give("a", [7, 8, 11, 12], flags=int(Flag.FIRST))
+    sim.arrive(Prompt("a", 128))
+    sim.lookup("a", 64, 32, 32)
+    step = sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
+    sim.effect(0, step, 0, 32, hook="start_load_kv", flags=LOAD)
+    sim.write_kv("a", 0, 32)
+    sim.finish("a", 128)
+    finding = the(analyse(sim), "load-not-injected")
+    assert "; slots of its tokens 0-32 were, which the GPU's own prefix cache had" in words(finding)
+    assert "other request" not in words(finding)
+    assert finding.remedy[0].startswith("Begin behind num_computed_tokens")
+
+
 @pytest.mark.parametrize("groups", [[[0], [1]], [[0, 1]]])
 def test_a_load_into_the_blocks_of_another_group(tmp_path: Path, groups: list[list[int]]) -> None:
     """The first group's block ids were taken for all layers: the hook passed over nothing."""

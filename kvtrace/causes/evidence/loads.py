@@ -15,7 +15,7 @@ from kvtrace.causes.diagnosis import Event, Fields, Finding
 from kvtrace.causes.evidence import unlike
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
-from kvtrace.ledger.loads.seen import ELSEWHERE, OF_NOBODY, OTHERS_REPORTED
+from kvtrace.ledger.loads.seen import ELSEWHERE, OF_HIT, OF_NOBODY, OTHERS_REPORTED
 from kvtrace.ledger.run import Engine
 from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
@@ -240,6 +240,10 @@ FROM_ZERO = (
     "get_num_new_matched_tokens must answer how many tokens are found behind num_computed_tokens, not from "
     "the first one on"
 )
+_BEFORE = (
+    "Begin behind num_computed_tokens (of the lookup) in the request's block table, too: the blocks before "
+    "were written."
+)
 _AS_MANY = f"As many tokens did not come as the GPU's own prefix cache had: {FROM_ZERO}."
 
 
@@ -267,12 +271,14 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
     """Of what was not written: first what the reasons, the amounts or the pairs point at. ``of_cause``: in
     place of the cause's."""
     said = set(_each_reason(rows, cause))
+    before = any(OF_HIT in reason for reason in said)
     from_zero = all(row.local and tokens(case, [row], cause) == row.local for row in rows)
     ranks, layers = _missing_in(case, rows, cause)
     first = {
+        _BEFORE: before,
         _OTHERS: any(ELSEWHERE in reason for reason in said),
         _NOT_THEIRS: any(OF_NOBODY in reason or OTHERS_REPORTED in reason for reason in said),
-        _AS_MANY: from_zero,
+        _AS_MANY: from_zero and not before,
         _SOME_RANKS: bool(ranks),
         _GROUPS: _of_whole_groups(case, rows, cause),
         _SOME_LAYERS: bool(layers),

@@ -59,9 +59,9 @@ def look(
     if accepted:
         found = evidence(scans, _workers(engines), _load_steps(accepted))
     at_once = _synchronous(accepted)
-    loads: dict[int, set[int]] = defaultdict(set)
+    loads: dict[int, dict[int, int]] = defaultdict(dict)
     for one in at_once:
-        loads[one.asked.step].add(one.asked.request)
+        loads[one.asked.step][one.asked.request] = one.asked.positions[0]
     return LoadsSeen(found, executed, dict(loads), len(at_once) == len(accepted), written)
 
 

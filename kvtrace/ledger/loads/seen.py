@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvtrace.ledger.ends import LoadEnd
@@ -18,6 +18,8 @@ from kvtrace.words import plural
 READ_ONLY = "the load read them there: what it filled may be a copy of them"
 ELSEWHERE = "which load nothing in the step"
 """Words of what is said of other requests whose slots a load wrote."""
+OF_HIT = "which the GPU's own prefix cache had"
+"""... and of tokens of the same request that lie before the load."""
 OTHERS_REPORTED = "blocks behind them were reported as failed, these were not"
 OF_NOBODY = "are of none of its requests"
 REPORTED = "reported by get_block_ids_with_load_errors"
@@ -36,13 +38,13 @@ class LoadsSeen:
     """What the workers' spools say, and what each step was to load. Workers by Worker.key.
 
     Attributes:
-        loads: step -> the requests (rows) that load in it, synchronously.
+        loads: step -> the requests (rows) that load in it, synchronously, and where their loads begin.
         alone: nobody loads in any other way.
     """
 
     found: LoadEvidence
     executed: Mapping[tuple[int, str], Executed]
-    loads: Mapping[int, Set[int]]
+    loads: Mapping[int, Mapping[int, int]]
     alone: bool
     written: Written
 

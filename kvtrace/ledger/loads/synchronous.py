@@ -13,6 +13,7 @@ from kvtrace.ledger.loads.decide import TOO_LATE, By, Gathered, InPair, Sign, Si
 from kvtrace.ledger.loads.seen import (
     ELSEWHERE,
     ENDED_BY_FAILURE,
+    OF_HIT,
     OF_NOBODY,
     READ_ONLY,
     REPORTED,
@@ -130,6 +131,20 @@ def _raised(loads: WorkerLoads, at: int) -> bool:
     return loads.has(at, LoadStepBit.RAISED) or bool(loads.having(at, PairBit.WAIT_RAISED).any())
 
 
+def _instead(accepted: Accepted, worker: Worker, seen: LoadsSeen) -> str:
+    """What its step wrote where nothing is to be loaded, "" nothing."""
+    asked = accepted.asked
+    own, others = seen.written.instead(worker, asked.request, asked.step, seen.loads.get(asked.step, {}))
+    said = (
+        [f"of its tokens {', '.join(f'{start}-{end}' for start, end in own[:3])} were, {OF_HIT}"]
+        if own
+        else []
+    )
+    if others and seen.alone:
+        said.append(f"of {plural(len(others), 'other request')} were, {ELSEWHERE}")
+    return "; ".join(f"slots {one}" for one in said)
+
+
 class _InStep:
     """A load on one worker, in its step (row ``at`` of the worker's loads)."""
 
@@ -147,8 +162,7 @@ class _InStep:
         # Of each KV layer:
         asked = accepted.asked
         self._missing = seen.written.missing(worker, asked.request, asked.positions, [self._step], self._step)
-        others = seen.written.in_step(worker, self._step) - seen.loads.get(self._step, set())
-        self._elsewhere = len(others) if seen.alone else 0
+        self._instead = _instead(accepted, worker, seen)
         self._wrote: list[int] = loads.measured(at, self._waits).tolist()
         self._wait_raised: list[bool] = loads.having(at, PairBit.WAIT_RAISED).tolist()
         self._op_t: list[int] = loads.op_t[at].tolist()
@@ -190,9 +204,7 @@ class _InStep:
         if early:  # its turn to be written never came
             return *signs(missing.positions, early), *late
         some = "none" if missing.whole else "not all"
-        others = plural(self._elsewhere, "other request")
-        elsewhere = f"slots of {others} were, {ELSEWHERE}" if self._elsewhere else ""
-        why = [*([READ_ONLY] if missing.read else []), elsewhere, of_nobody, *self._complaints[:1]]
+        why = [*([READ_ONLY] if missing.read else []), self._instead, of_nobody, *self._complaints[:1]]
         reason = "; ".join([f"{some} of the slots of these tokens were written", *filter(None, why)])
         end = LoadEnd.NOT_WRITTEN if missing.whole else LoadEnd.PARTLY
         return *signs(missing.positions, Sign(By.SLOT, end, (reason,))), *late

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from kvtrace.ledger.intervals import Interval, subtract
+from kvtrace.ledger.intervals import Interval, intersect, subtract, union
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.slots.reads import NOTHING, Slots, covered, in_layer
 from kvtrace.ledger.steps import NEVER, NEVER_RAN, Executed, holds
@@ -48,9 +48,21 @@ class Written:
         """Whether this worker's writes can be seen at all."""
         return bool(self._of(worker).writes)
 
-    def in_step(self, worker: Worker, step: int) -> Set[int]:
-        """The requests (rows) whose slots were written in a step."""
-        return self._of(worker).written_in.get(step, frozenset())
+    def instead(
+        self, worker: Worker, row: int, step: int, loads: Mapping[int, int]
+    ) -> tuple[list[Interval], Set[int]]:
+        """What a step wrote beside a load: positions before it of the same request, and other requests (rows)
+        that load nothing in it. Blocks before a load may be shared with those that computed them.
+
+        Args:
+            loads: rows of those that load in the step, and where their loads begin.
+        """
+        slots = self._of(worker)
+        rows = slots.written_in.get(step, frozenset())
+        of_row = {one: covered(touch for touch in slots.writes[one] if touch.step == step) for one in rows}
+        before = {one: intersect(of_row[one], [(0, loads[one])]) for one in rows & loads.keys()}
+        shared = union(part for parts in before.values() for part in parts)
+        return before.get(row, []), {one for one in rows - loads.keys() if subtract(of_row[one], shared)}
 
     def missing(
         self, worker: Worker, row: int, wanted: Interval, steps: Sequence[int], used: int = NEVER
