@@ -11,7 +11,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.words import count
 
-LONG = "long prompts"
+LONG, WHOLE_BLOCKS = "long prompts", "prompts of whole blocks"
 BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
 REPEATED = "prompts that came before"
 SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found something"
@@ -21,15 +21,18 @@ _LEAST = 10
 _MOST = 2
 
 _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
-    "computed in several prefill chunks": lambda _, one: one.chunks > 1,
+    "computed in several prefill chunks": lambda _, one: one.chunks > 1 and one.first_end < one.prompt,
     BEHIND_HIT: lambda _, one: one.local > 0,
     "preempted": lambda _, one: one.preemptions > 0,
     "aborted": lambda _, one: one.status == ABORTED,
     "begun in one step with others": lambda case, one: _begun(case)[one.engine, one.chunk_step] > 1,
-    "prompts of whole blocks": lambda _, one: one.block > 1 and one.prompt % one.block == 0,
+    WHOLE_BLOCKS: lambda _, one: one.block > 1 and one.prompt % one.block == 0,
     REPEATED: lambda case, one: case.alike(one.engine, one.digest)[:1] not in ([], [one]),
 }
 
+
+_BY_ITS_LACK = (WHOLE_BLOCKS, REPEATED)
+"""What explains something also where it is not so."""
 
 Apart = Mapping[tuple[str, bool], str]
 """(a property, whether it is these requests' or that of all others) -> what is said of it."""
@@ -75,7 +78,7 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
         if ours == {True} and theirs == {False}:
             found[words, True] = f"{words}: {here}, none {there}"
-        elif ours == {False} and theirs == {True}:
+        elif ours == {False} and theirs == {True} and words in _BY_ITS_LACK:
             found[words, False] = f"{words}: {not_here}, all {there}"
     return dict(list(found.items())[:_MOST])
 

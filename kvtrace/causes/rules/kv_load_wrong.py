@@ -66,7 +66,7 @@ _BY_WORDS = (
         ANOTHER_PROMPT,
         "make the key of all tokens up to the end of what it names, with the request's salt and adapter",
     ),
-    (TWICE, "go on to the next block of the store, and of the request, with each one"),
+    (TWICE, "see which block each piece is read from, and to which it is written: one stands for several"),
 )
 """What the fingerprints say in these words has its own remedy."""
 _PAIRED = (
@@ -213,7 +213,8 @@ def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind:
     where = [_BEHIND] if behind else []
     common = case.run.in_common
     preempted = {at for one in case.requests if one.preemptions for at in common.get(one.row, ())}
-    if SAME_PROMPT in said and any(not preempted.isdisjoint(common.get(row.request, ())) for row in wrong):
+    own = SAME_PROMPT in said or TWICE in said
+    if own and any(not preempted.isdisjoint(common.get(row.request, ())) for row in wrong):
         where.append(kv_misplaced.PREEMPTED)
     begins_behind = any(one.local or one.chunks > 1 for one in case.requests)
     told = [
