@@ -599,6 +599,27 @@ def test_reported_blocks_that_are_of_no_request(tmp_path: Path, writes_seen: boo
     assert ("did not come back or are not known to" in diagnosis.verdict) is False  # all of it is known
 
 
+def test_a_whole_load_beside_a_report_of_nobody_s_blocks(tmp_path: Path) -> None:
+    """It was said to have failed, for the load of another request of its step."""
+    sim = Sim(tmp_path, kv_blocks=32)
+    lengths = {"a": 128, "b": 128}
+    first = []
+    for request in lengths:
+        sim.arrive(Prompt(request, 128))
+        sim.lookup(request, 0, 96, 96)
+        first.append(Chunk(request, 96, 32, first=True))
+    step = sim.step(first, prompts=lengths)
+    sim.effect(0, step, None, 160, hook="start_load_kv", flags=LOAD)
+    sim.write_kv("a", 0, 96)
+    sim.write_kv("b", 0, 64)
+    sim.load_errors(0, step, 1)
+    for request in lengths:
+        sim.finish(request, 128)
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == ["loaded-partly"]
+    assert the(diagnosis, "loaded-partly").tokens == 32
+
+
 @pytest.mark.parametrize("how", ["computed anew", "ended by vLLM", "another load under way", "preempted"])
 def test_reported_blocks_that_may_be_of_a_request(tmp_path: Path, how: str) -> None:
     sim = Sim(tmp_path)

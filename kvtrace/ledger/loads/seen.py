@@ -64,9 +64,7 @@ class Failed:
 
     def signs(self, accepted: Accepted, slots: Signs = ()) -> Signs:
         """Which ones is recorded as a number alone: taken to be the last, or of what ``slots`` speak against
-        the last. What vLLM did not hear of is told by ``slots`` where these are seen."""
-        if slots and not self.heard:
-            return ()
+        the last."""
         end = accepted.asked.positions[1]
         last = [(end - self.tokens, end)]
         if slots:

@@ -180,7 +180,9 @@ class _InStep:
         slots = () if call else self._by_slots(pair, missing, "" if failed.heard else failed.why)
         if not call and not slots:
             call = self._nothing(pair) or self._used_before(pair)
-        found = [*failed.signs(self._accepted, slots), *slots]
+        # What vLLM did not hear of is told by the slots where these are seen.
+        told = failed.heard or not missing.certain
+        found = [*(failed.signs(self._accepted, slots) if told else ()), *slots]
         if call:
             found += signs([self._accepted.asked.positions], call)
         return InPair(tuple(found), self._wrote[pair] >= 0 or missing.certain)
