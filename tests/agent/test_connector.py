@@ -264,6 +264,13 @@ def test_a_unit_may_be_a_constant_of_the_connectors_module(trace, monkeypatch):
     assert trace.facts(Fact.CONNECTOR)[0]["ints"] == {"_unit": 256, "CHUNK_SIZE": 128}
 
 
+def test_a_unit_may_be_a_constant_of_the_connectors_class(trace, monkeypatch):
+    for name, value in {"STEP": 4, "UNIT_TOKENS": 64, "unit": 96}.items():
+        monkeypatch.setattr(fakes.Storing, name, value, raising=False)
+    on_worker(fakes.Storing())
+    assert trace.facts(Fact.CONNECTOR)[0]["ints"] == {"_unit": 256, "UNIT_TOKENS": 64}
+
+
 def test_units_are_looked_for_deeper_but_not_in_vllms_config(trace):
     def part(module, **numbers):
         made = type("Part", (), {"__module__": module})()

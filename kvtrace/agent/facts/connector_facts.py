@@ -155,7 +155,7 @@ def _first_local(steps: list[dis.Instruction]) -> str:
 def _integers(connector: Any) -> dict[str, int]:
     """Integers that can be a storage unit, on the connector and, one object deeper, on what it
     holds: ``{"_block_size": 128, "_lmcache_engine._lmcache_chunk_size": 256}``;
-    then constants of its module."""
+    then constants of its class and module."""
     found = dict(_own_integers(connector))
     for name, value in attributes(connector).items():
         if _may_hold_a_unit(value):
@@ -167,9 +167,10 @@ def _integers(connector: Any) -> dict[str, int]:
 
 
 def _constants(cls: type) -> list[tuple[str, int]]:
-    """Constants of the module that defines the connector, by names that a unit has: ``("CHUNK_SIZE", 256)``.
-    A module is full of other numbers, so that a name has to speak for each."""
-    numbers = _own_integers(sys.modules.get(cls.__module__))
+    """Constants of the connector's class, and of the module that defines it, by names that a unit has:
+    ``("CHUNK_SIZE", 256)``. A module is full of other numbers, so that a name has to speak for each."""
+    places = [sys.modules.get(cls.__module__), *reversed(cls.__mro__)]
+    numbers = (one for place in places for one in _own_integers(place))
     return [(name, number) for name, number in numbers if name.isupper() and UNIT_NAME.search(name)]
 
 

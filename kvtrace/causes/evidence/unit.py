@@ -231,9 +231,12 @@ def _infer(
         chosen = max(fits, key=lambda fit: fit.plainness, default=None)
         if chosen and not chosen.named:
             larger = [fit for fit in fits if fit.related and fit.times and fit.value > chosen.value]
-            return _with_larger(
-                _named(chosen, engine, command), larger or _several(chosen, decided, silent)[:1]
-            )
+            several = _several(chosen, decided, silent)
+            of_blocks = _of_blocks(chosen.value, decided, silent)
+            # Chunks of so many tokens, of which the first alone is stored, look like a unit.
+            if not larger and of_blocks and of_blocks.value != engine.facts.max_num_batched_tokens:
+                return of_blocks
+            return _with_larger(_named(chosen, engine, command), larger or several[:1])
     else:
         chosen = _without_stores(fits, bool(decided), silent)
     return _named(chosen, engine, command) if chosen else None
