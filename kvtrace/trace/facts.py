@@ -195,8 +195,8 @@ UNIT_NAME = re.compile(r"unit|chunk|grain|granul|segment|stripe", re.IGNORECASE)
 class ConnectorFact(Document):
     """One connector object. ``ordinal``: its index in the process (None or 0: it could not be made);
     ``noop``: hooks whose body does nothing, and a lookup with one answer for all; ``overrides``: hooks that
-    its class defines; ``ints``: integers that it holds, or its class or module as constants, and that may be a
-    storage unit."""
+    its class defines; ``ints``: integers that it holds, or its class or module as constants, and that may be
+    a storage unit."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.CONNECTOR
     NAMES: ClassVar[Mapping[str, str]] = {"cls": "class"}

@@ -103,18 +103,15 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "batched", "values"), [(448, 0, "64"), (448, 64, "32 or 64"), (480, 0, "32")]
+    ("kept", "values"), [(448, "64"), (128, "32 or 64"), (480, "32")], ids=["64", "one chunk", "32"]
 )
-def test_so_many_blocks_as_give_every_store_are_the_unit(
-    tmp_path: Path, kept: int, batched: int, values: str
-) -> None:
+def test_so_many_blocks_as_give_every_store_are_the_unit(tmp_path: Path, kept: int, values: str) -> None:
     """128 of 188 tokens, whose second chunk fills a block and no 64 tokens: a block is the unit only if later
-    chunks are left out. A constant of the code has no name. What a step computes at most may be a chunk."""
+    chunks are left out. A constant of the code has no name. Of prompts of which as
+    much was kept a chunk may be all that was."""
     once = replace(sample(188, 128), first_chunk=1, stores=(StoredUnits(1, 128, -1, 0, 128),))
     samples = [once, sample(150, 128), sample(kept + 2, kept), sample(20, 0)]
-    engine = run_of(tmp_path).engines[0]
-    engine = replace(engine, facts=replace(engine.facts, max_num_batched_tokens=batched))
-    found = infer_unit(engine, samples, [])
+    found = infer_unit(run_of(tmp_path).engines[0], samples, [])
     assert found is not None and found.values == values
 
 

@@ -231,12 +231,12 @@ def _infer(
         chosen = max(fits, key=lambda fit: fit.plainness, default=None)
         if chosen and not chosen.named:
             larger = [fit for fit in fits if fit.related and fit.times and fit.value > chosen.value]
-            several = _several(chosen, decided, silent)
             of_blocks = _of_blocks(chosen.value, decided, silent)
             # Chunks of so many tokens, of which the first alone is stored, look like a unit.
             if not larger and of_blocks and of_blocks.value != engine.facts.max_num_batched_tokens:
                 return of_blocks
-            return _with_larger(_named(chosen, engine, command), larger or several[:1])
+            larger = larger or [*_several(chosen, decided, silent)[:1]]
+            return _with_larger(_named(chosen, engine, command), larger)
     else:
         chosen = _without_stores(fits, bool(decided), silent)
     return _named(chosen, engine, command) if chosen else None
@@ -245,7 +245,8 @@ def _infer(
 def _of_blocks(block: int, kept: Sequence[Sample], silent: Sequence[Sample]) -> Unit | None:
     """So many blocks, which nothing names, where they give all that was kept of prompts of several lengths: a
     constant of the connector's code."""
-    lengths, ends = {one.prompt for one in kept}, {one.taken for one in kept}
+    lengths = {one.prompt for one in kept}
+    ends = {max(store.end for store in one.stores) for one in kept}
     fits = _several(_Candidate(value=block), kept, silent)
     if not fits or len(fits) > _MOST_FITS or len(lengths) < _LEAST_LENGTHS or len(ends) == 1:
         return None
