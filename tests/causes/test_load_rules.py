@@ -315,6 +315,18 @@ def test_stores_of_two_processes_are_told_apart(tmp_path: Path, in_process: bool
     assert ("no lookup of this run found anything: engine core" in words(finding)) is not in_process
 
 
+def test_a_miss_counts_what_had_been_saved_alone(tmp_path: Path) -> None:
+    """Of a store that keeps every second prompt all were counted, those that it never had, too."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    prompts = [Prompt(f"{digest}{at}", 64 * digest, digest=digest) for digest in (1, 2) for at in "ab"]
+    stores = Rounding(32).policy()
+    policy = replace(stores, store=lambda p, *rest: stores.store(p, *rest) if p.digest == 1 else [])
+    sim.serve(prompts, policy)
+    finding = the(analyse(sim), "lookup-miss")
+    assert finding.tokens == 32 and finding.requests == 1
+    assert "1 prompt begins like an earlier one (up to 128 tokens)" in words(finding)
+
+
 def test_a_miss_says_nothing_of_earlier_saves_in_its_title(tmp_path: Path) -> None:
     """ "No earlier save covers them" stood above evidence of prompts that were saved, and not found."""
     sim = Sim(tmp_path, ints={"unit": 32})
@@ -654,7 +666,7 @@ def test_each_of_a_step_s_loads_reports_a_block_of_its_own(tmp_path: Path) -> No
         sim.finish(request, 128)
     diagnosis = analyse(sim)
     assert of_loads(diagnosis) == ["load-failed"]
-    assert the(diagnosis, "load-failed").tokens == 32 + 64
+    assert the(diagnosis, "load-failed").tokens == 96 + 64
 
 
 @pytest.mark.parametrize("how", ["late start", "no wait", "full graph"])

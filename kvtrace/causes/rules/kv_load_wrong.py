@@ -53,9 +53,9 @@ _BY_WORDS = (
     (EXCHANGED, _BY_NAME),
     (
         SAME_PROMPT,
-        "check which block of the request each saved and each loaded one is: loads begin behind what the "
-        "GPU's prefix cache gave (num_computed_tokens of the lookup), a step's saves behind what earlier "
-        "steps computed",
+        "check, one by one, which block of the request each piece is saved from and loaded into: saves begin "
+        "behind what earlier steps computed or loaded, loads behind what the GPU's prefix cache has; one "
+        "that is passed over shifts all behind it",
     ),
     (
         ELSEWHERE,
@@ -69,11 +69,6 @@ _BY_WORDS = (
     (TWICE, "see which block each piece is read from, and to which it is written: one stands for several"),
 )
 """What the fingerprints say in these words has its own remedy."""
-_PAIRED = (
-    "check what is paired with what, one by one: the name and the content of each piece that is saved, the "
-    "key and the block of each that is loaded; one that is passed over shifts all behind it"
-)
-"""Of blocks of the same prompt, where neither a hit nor a chunk lies before them."""
 _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
     "prompt's first one: the first num_computed_tokens of the lookup stand in the GPU's prefix cache"
@@ -216,12 +211,7 @@ def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind:
     own = SAME_PROMPT in said or TWICE in said
     if own and any(not preempted.isdisjoint(common.get(row.request, ())) for row in wrong):
         where.append(kv_misplaced.PREEMPTED)
-    begins_behind = any(one.local or one.chunks > 1 for one in case.requests)
-    told = [
-        _PAIRED if words == SAME_PROMPT and not begins_behind else remedy
-        for words, remedy in _BY_WORDS
-        if words in said
-    ]
+    told = [remedy for words, remedy in _BY_WORDS if words in said]
     later = [load_after_use.TOLD_EARLY] if all(row.asynchronous for row in wrong) else []
     return first or where + list(dict.fromkeys(told)) + later
 

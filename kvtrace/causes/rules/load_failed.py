@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.evidence.logs import exception_line
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.loads.seen import REPORTED
+from kvtrace.ledger.loads.seen import ANEW, REPORTED
 from kvtrace.ledger.reported import BACKGROUND, HARMLESS, LOAD_HOOKS
 from kvtrace.versions import since
 from kvtrace.words import of_all, plural
@@ -20,8 +20,9 @@ CAUSE = Cause(
     ),
     seen_as=(
         "get_block_ids_with_load_errors, failed transfers, exceptions of start_load_kv and "
-        "wait_for_layer_load. Blocks are counted, at most up to what was accepted. Or an exception that the "
-        "connector caught where it loads, its threads included, while no write was seen and the fingerprints "
+        "wait_for_layer_load. Blocks are counted, at most up to what was accepted; where vLLM computed anew, "
+        "all from the first reported one on. Or an exception that the connector caught where it loads, its "
+        "threads included, while no write was seen and the fingerprints "
         "of these blocks say that their KV is not there."
     ),
     remedy=(
@@ -49,8 +50,10 @@ def rule(case: Case) -> Results:
         return
     tokens = loads.tokens(case, failed, CAUSE)
     how = "the connector reported it, its hook raised, or an exception was caught there"
-    if all(REPORTED in reason for row in failed for reason in row.reasons.get(LoadEnd.FAILED, ("",))):
-        how = "the connector reported it"
+    reasons = [reason for row in failed for reason in row.reasons.get(LoadEnd.FAILED, ("",))]
+    if all(REPORTED in reason for reason in reasons):
+        anew = all(ANEW in reason for reason in reasons)
+        how = f"the connector reported it{', and vLLM computed them anew' if anew else ''}"
     raised = [one for one in case.run.exceptions if one.hook in LOAD_HOOKS]
     loading = [one for one in case.run.swallowed if (one.asked_by or one.hook) in LOAD_HOOKS]
     handled = [one for one in loading if one.type not in HARMLESS and not one.broad]

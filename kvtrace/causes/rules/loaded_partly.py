@@ -18,7 +18,8 @@ CAUSE = Cause(
     ),
     remedy=(
         "Look at the connector's lookup and slot mapping: the lookup promises more than is stored, or than "
-        "the mapping covers."
+        "the mapping covers; or a read failed, and its blocks were not reported "
+        "(get_block_ids_with_load_errors)."
     ),
     load_ends=(LoadEnd.PARTLY,),
 )

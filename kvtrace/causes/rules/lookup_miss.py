@@ -58,8 +58,8 @@ def _found_nothing(
 ) -> Finding:
     """``consumers``: lookups of those that only load; ``alike``: those of prompts that begin like earlier
     ones, and of these ``due``: where that is a whole unit, or more."""
-    repeated = due or ([] if consumers else alike)
-    before = {row.request: loads.kept_by_then(case, row) for row in due}
+    before = {row.request: one for row in due if (one := loads.kept_by_then(case, row))}
+    repeated = [row for row in due if row.request in before] or due or ([] if consumers else alike)
     within, evidence, unasked = "", _repeated(due, before), ""
     if not due and not consumers:
         longest = max(alike, key=lambda row: row.shared)
@@ -76,11 +76,14 @@ def _found_nothing(
     wanting = consumers + repeated
     common = {row.request: row.shared for row in repeated}
     common |= {row.request: loads.findable(case, row, row.shared) for row in due}
+    common |= {request: one.tokens for request, one in before.items()}
     tokens = float(sum(common[row.request] - row.local for row in repeated)) + sum(
         row.prompt - row.local for row in consumers
     )
-    saved = any(before.values())
-    meant = " Some of these had been saved before: are they meant not to be found?" if saved else ""
+    saved = bool(before)
+    if saved and not consumers:
+        within = "though their tokens had been saved before"
+    meant = " Is that meant?" if saved else ""
     told = loads.what_misses(case, {row.engine for row in due})
     apart = _apart(case, repeated) if saved and not any((row.answer or 0) > 0 for row in asked) else []
     return loads.finding(
@@ -148,8 +151,8 @@ _TWO_PROCESSES = (
     "or under a name that it makes for itself (of its process number, a random one), the other does not find."
 )
 _SAVED = (
-    "Compare the names under which it stores with those that it looks up, and see what it declines: what was "
-    "dropped, lies under another name, is not written yet or is too little to load is not found."
+    "See what it drops, and what get_num_new_matched_tokens declines: what was dropped or has expired, lies "
+    "under another name than is asked for, is not written yet or is too little to load is not found."
 )
 
 
@@ -186,11 +189,11 @@ def _what_was_found(asked: list[LoadOf], missed: list[LoadOf], found: int) -> st
     return text
 
 
-def _repeated(repeated: list[LoadOf], before: Mapping[int, loads.KeptBefore | None]) -> list[str]:
+def _repeated(repeated: list[LoadOf], before: Mapping[int, loads.KeptBefore]) -> list[str]:
     """What is known of prompts that begin like an earlier one."""
     evidence = []
-    kept = [one for row in repeated if (one := before[row.request]) is not None]
-    fresh = [row for row in repeated if before[row.request] is None]
+    kept = [*before.values()]
+    fresh = [row for row in repeated if row.request not in before]
     if fresh:
         longest = max(row.shared for row in fresh)
         evidence.append(

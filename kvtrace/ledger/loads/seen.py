@@ -23,6 +23,7 @@ OF_HIT = "which the GPU's own prefix cache had"
 OTHERS_REPORTED = "blocks behind them were reported as failed, these were not"
 OF_NOBODY = "are of none of its requests"
 REPORTED = "reported by get_block_ids_with_load_errors"
+ANEW = f"computed anew, from the first block on that was {REPORTED}"
 """Words of what is said of blocks that did not load."""
 ENDED_BY_FAILURE = "FINISHED_ERROR"
 """What vLLM makes of a request whose load failed, unless kv_load_failure_policy is "recompute"
@@ -55,18 +56,19 @@ class LoadsSeen:
 @dataclass(frozen=True)
 class Failed:
     """Accepted tokens that were reported as failed. ``here``: as of a Sign; ``heard``: vLLM did something
-    about it, as far as that is seen."""
+    about it, as far as that is seen; ``anew``: it computed just these, whatever was loaded of them."""
 
     tokens: int = 0
     why: str = ""
     here: bool = True
     heard: bool = True
+    anew: bool = False
 
     def signs(self, accepted: Accepted, slots: Signs = ()) -> Signs:
         """Which ones is recorded as a number alone: taken to be the last, or of what ``slots`` speak against
         the last."""
         end = accepted.asked.positions[1]
         last = [(end - self.tokens, end)]
-        if slots:
+        if slots and not self.anew:
             last = intersect(last, union((start, stop) for start, stop, _ in slots))
         return signs(last, Sign(By.REPORT, LoadEnd.FAILED, (self.why,), self.here))

@@ -11,12 +11,12 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import TOO_LATE, By, Gathered, InPair, Sign, Signs, bits, signs
 from kvtrace.ledger.loads.seen import (
+    ANEW,
     ELSEWHERE,
     ENDED_BY_FAILURE,
     OF_HIT,
     OF_NOBODY,
     READ_ONLY,
-    REPORTED,
     Failed,
     LoadsSeen,
     reported,
@@ -50,8 +50,7 @@ def failures(
         for one in known or here:
             size = max(1, one.request.block or engines[one.asked.engine].block_size)
             if anew := _recomputed(one):
-                why = f"{plural(anew, 'token')} computed anew, from the first block on that was {REPORTED}"
-                found[one.asked.request] = Failed(anew, why)
+                found[one.asked.request] = Failed(anew, f"{plural(anew, 'token')} {ANEW}", anew=True)
                 left = max(0, left - 1)
             elif (tokens := min(one.asked.accepted, left * size)) or not heard:
                 own = -(-tokens // size)
@@ -131,10 +130,10 @@ def _raised(loads: WorkerLoads, at: int) -> bool:
     return loads.has(at, LoadStepBit.RAISED) or bool(loads.having(at, PairBit.WAIT_RAISED).any())
 
 
-def _instead(accepted: Accepted, worker: Worker, seen: LoadsSeen) -> str:
+def _beside(accepted: Accepted, worker: Worker, seen: LoadsSeen) -> str:
     """What its step wrote where nothing is to be loaded, "" nothing."""
     asked = accepted.asked
-    own, others = seen.written.instead(worker, asked.request, asked.step, seen.loads.get(asked.step, {}))
+    own, others = seen.written.beside(worker, asked.request, asked.step, seen.loads.get(asked.step, {}))
     said = (
         [f"of its tokens {', '.join(f'{start}-{end}' for start, end in own[:3])} were, {OF_HIT}"]
         if own
@@ -162,7 +161,7 @@ class _InStep:
         # Of each KV layer:
         asked = accepted.asked
         self._missing = seen.written.missing(worker, asked.request, asked.positions, [self._step], self._step)
-        self._instead = _instead(accepted, worker, seen)
+        self._beside = _beside(accepted, worker, seen)
         self._wrote: list[int] = loads.measured(at, self._waits).tolist()
         self._wait_raised: list[bool] = loads.having(at, PairBit.WAIT_RAISED).tolist()
         self._op_t: list[int] = loads.op_t[at].tolist()
@@ -206,7 +205,7 @@ class _InStep:
         if early:  # its turn to be written never came
             return *signs(missing.positions, early), *late
         some = "none" if missing.whole else "not all"
-        why = [*([READ_ONLY] if missing.read else []), self._instead, of_nobody, *self._complaints[:1]]
+        why = [*([READ_ONLY] if missing.read else []), self._beside, of_nobody, *self._complaints[:1]]
         reason = "; ".join([f"{some} of the slots of these tokens were written", *filter(None, why)])
         end = LoadEnd.NOT_WRITTEN if missing.whole else LoadEnd.PARTLY
         return *signs(missing.positions, Sign(By.SLOT, end, (reason,))), *late

@@ -48,7 +48,7 @@ class Written:
         """Whether this worker's writes can be seen at all."""
         return bool(self._of(worker).writes)
 
-    def instead(
+    def beside(
         self, worker: Worker, row: int, step: int, loads: Mapping[int, int]
     ) -> tuple[list[Interval], Set[int]]:
         """What a step wrote beside a load: positions before it of the same request, and other requests (rows)
