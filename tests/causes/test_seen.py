@@ -373,6 +373,16 @@ def test_a_save_that_is_told_before_it_is_read_is_to_wait(tmp_path: Path, end: S
     assert not any("preempted request" in line for line in the(diagnose(run), "kv-misplaced").remedy)
 
 
+@pytest.mark.parametrize("preemptions", [0, 1])
+def test_stale_kv_of_preempted_requests_alone(tmp_path: Path, preemptions: int) -> None:
+    """What had been computed before the preemption was counted as there."""
+    run = losing(run_of(tmp_path), SaveEnd.STALE)
+    run = replace(run, requests=[one._replace(preemptions=preemptions) for one in run.requests])
+    found = the(diagnose(run), "kv-stale")
+    assert found.remedy[0].startswith("When a request resumes") == bool(preemptions)
+    assert ("each was preempted (1 request)" in found.evidence) == bool(preemptions)
+
+
 @pytest.mark.parametrize(
     ("end", "ident"),
     [

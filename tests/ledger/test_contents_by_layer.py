@@ -68,8 +68,8 @@ def test_what_stands_in_the_wrong_layers_is_said(tmp_path: Path, numbers: list[i
     ("prints", "numbers", "remedy"),
     [
         ([5, 99, 7], [RIGHT[0], [21, 22, 24, 23], RIGHT[2]], "Store and load each layer under its own name"),
-        ([5, 7, 6], [], "Check what is paired with what"),
-        ([5, 8, 8], [], "Check what is paired with what"),
+        ([5, 7, 6], [], "Check, one by one, which block"),
+        ([5, 8, 8], [], "Check, one by one, which block"),
     ],
 )
 def test_what_the_kv_is_has_its_own_remedy(
@@ -81,21 +81,16 @@ def test_what_the_kv_is_has_its_own_remedy(
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_where_blocks_are_counted_from_matters_behind_a_chunk(
-    tmp_path: Path, chunks: int, asynchronous: bool
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_load_may_be_told_early_where_its_writes_are_unseen(
+    tmp_path: Path, measured: bool, asynchronous: bool
 ) -> None:
-    """Of prompts of one chunk, without hits, the remedy spoke of the GPU's prefix cache; of an asynchronous
-    load it did not say that it may have been reported too early."""
+    """It was said of loads that were seen to be written in time, with other KV."""
     run = loads(cache(tmp_path), [5, 7, 6], [])
-    requests = [one._replace(chunks=chunks) for one in run.requests]
-    rows = [replace(one, asynchronous=asynchronous) for one in run.load_rows]
-    found = diagnose(replace(run, requests=requests, load_rows=rows)).findings[0]
-    start = "Check which block of the request" if chunks > 1 else "Check what is paired with what"
-    assert found.id == "kv-load-wrong" and found.remedy[0].startswith(start)
-    assert (
-        any(one.startswith("In get_finished, name a load only once") for one in found.remedy) is asynchronous
-    )
+    rows = [replace(one, asynchronous=asynchronous, measured=measured) for one in run.load_rows]
+    found = diagnose(replace(run, load_rows=rows)).findings[0]
+    early = any(one.startswith("In get_finished, name a load only once") for one in found.remedy)
+    assert found.id == "kv-load-wrong" and early == (asynchronous and not measured)
 
 
 def test_layers_of_another_kv_cache_group_are_named(tmp_path: Path) -> None:

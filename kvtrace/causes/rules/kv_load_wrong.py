@@ -212,7 +212,8 @@ def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind:
     if own and any(not preempted.isdisjoint(common.get(row.request, ())) for row in wrong):
         where.append(kv_misplaced.PREEMPTED)
     told = [remedy for words, remedy in _BY_WORDS if words in said]
-    later = [load_after_use.TOLD_EARLY] if all(row.asynchronous for row in wrong) else []
+    untold = all(row.asynchronous and not row.measured for row in wrong)  # else the writes were seen, in time
+    later = [load_after_use.TOLD_EARLY] if untold else []
     return first or where + list(dict.fromkeys(told)) + later
 
 

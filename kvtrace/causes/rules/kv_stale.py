@@ -23,10 +23,16 @@ CAUSE = Cause(
     save_ends=(SaveEnd.STALE,),
 )
 
+_RESUMED = (
+    "when a request resumes (scheduled_cached_reqs.resumed_req_ids), count what is computed from its "
+    "num_computed_tokens anew: what was computed before it was preempted is gone"
+)
+
 
 def rule(case: Case) -> Results:
     hit = case.affected(CAUSE)
     if hit:
+        preempted = all(request.preemptions for request in hit)
         yield case.finding(
             CAUSE,
             f"{plural(len(hit), 'request')} had KV slots read before they were computed, and never after.",
@@ -34,7 +40,9 @@ def rule(case: Case) -> Results:
                 *unstored.where(case, CAUSE),
                 "the slots were read before the attention of their layer had run in the step that computes "
                 "them, and in no call after it: what was read is what stood there before",
+                *([f"each was preempted ({plural(len(hit), 'request')})"] if preempted else []),
             ],
+            remedy=[*([_RESUMED] if preempted else []), CAUSE.remedy],
             events=case.events(CAUSE, "its slots were read before they were computed, and not again"),
             headline="KV was read before it was computed",
         )
