@@ -31,7 +31,7 @@ LABELS: dict[str, str] = {
     "no-forward": "step without a forward",
     "connector-gone": "the connector was gone",
     "saves-elsewhere": "saved in another hook",
-    "hook-raised": "the save hook raised",
+    "hook-raised": "a hook raised",
     "exception-swallowed": "exception caught in the hook",
     "stored-nothing": "the hook read no KV",
     "slots-short": "the save hook read a part",

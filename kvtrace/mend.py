@@ -39,11 +39,15 @@ def remedy(text: str) -> str:
     """What to do about an error at the engine's start; "" where that is not known."""
     text = " ".join(text.split())
     if match := _UNKNOWN_KEY.search(text):
+        if match[2] in TRANSFER_KEYS:
+            return f"leave out {match[2]}: only other versions of vLLM have it"
         near = difflib.get_close_matches(match[2], TRANSFER_KEYS, n=1)
         meant = f"write {near[0]} for {match[2]}" if near else f"leave out {match[2]}"
         inside = "; keys of the connector's own go into kv_connector_extra_config"
         return meant + (inside if match[1] == "KVTransferConfig" and not near else "")
     if match := _NO_MODULE.search(text):
+        if match[1].startswith("vllm."):
+            return f"change what imports {match[1]}: this version of vLLM has no such module"
         return f"install {match[1]} in the Python that runs vLLM, or put its folder on PYTHONPATH"
     if match := _NO_CLASS.search(text):
         return f"give as kv_connector the name of a class that {match[2]} has"

@@ -29,6 +29,8 @@ def test_what_pydantic_adds_is_left_out() -> None:
             UNKNOWN.replace("kv_rolle", "path"),
             "keys of the connector's own go into kv_connector_extra_config",
         ),
+        (UNKNOWN.replace("kv_rolle", "kv_rank"), "leave out kv_rank: only other versions of vLLM have it"),
+        ("No module named 'vllm.v1.gone'", "change what imports vllm.v1.gone"),
         ("ModuleNotFoundError: No module named 'my_store'", "install my_store in the Python that runs vLLM"),
         ("AttributeError: Class Nope not found in my_store", "the name of a class that my_store has"),
         ("AttributeError: type object 'Store' has no attribute 'open'", "look whether Store is the version"),

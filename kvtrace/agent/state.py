@@ -22,7 +22,7 @@ from typing import Any
 
 from kvtrace import __version__
 from kvtrace.agent.boot import boot
-from kvtrace.agent.code import foreign, traces
+from kvtrace.agent.code import foreign, owners, traces
 from kvtrace.trace import format as fmt
 from kvtrace.trace import mask
 from kvtrace.trace.config import AgentConfig
@@ -395,9 +395,9 @@ def is_ours(filename: str) -> bool:
 
 
 def where_raised(error: BaseException | None, called: Any = None) -> str:
-    """``file.py:12 in function`` of the innermost frame that is the connector's, not vLLM's,
-    torch's or ours. Where there are none but ours, ``called`` was not even entered, as it does not take these
-    arguments: where it is defined."""
+    """``file.py:12 in function`` of the innermost frame that is the connector's, not vLLM's, torch's,
+    Python's own or ours. Where there are none but ours, ``called`` was not even entered, as it does not take
+    these arguments: where it is defined."""
     best = ""
     code = getattr(called, "__code__", None)
     frames = traces.entries(error.__traceback__ if error is not None else None)
@@ -407,7 +407,8 @@ def where_raised(error: BaseException | None, called: Any = None) -> str:
         code = trace.tb_frame.f_code
         parts = code.co_filename.replace("\\", "/").split("/")
         of_vllm = "vllm" in parts and "kv_connector" not in parts
-        skipped = of_vllm or "torch" in parts or code.co_filename.startswith((_OURS, "<"))
+        ours = code.co_filename.startswith((_OURS, "<"))
+        skipped = of_vllm or "torch" in parts or ours or owners.is_stdlib_file(code.co_filename)
         if not skipped or not best:
             best = traces.place(code, trace.tb_lineno)
     return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,24 @@ def test_what_ends_an_engine_that_was_up_is_told(trace: Any, raised: bool) -> No
     assert not run.start_failures
     (ended,) = run.ended_in_steps
     assert ended.type == "AssertionError" and ended.where.endswith("in step")
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "told"),
+    [
+        ("vllm.v1.core", "assert found > 0", "assert found > 0"),
+        ("vllm.v1.core", "assert found > 0, 'nothing'", "nothing"),
+        ("my_store", "assert found > 0", ""),
+    ],
+)
+def test_what_vllm_asserts_is_its_own_line(tmp_path: Path, module: str, line: str, told: str) -> None:
+    """A line of a connector's may name what it stores."""
+    path = tmp_path / "core.py"
+    path.write_text(f"found = 0\n{line}\n", encoding="utf-8")
+    with pytest.raises(AssertionError) as caught:
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {"__name__": module})
+    error = caught.value.with_traceback(caught.value.__traceback__.tb_next)  # type: ignore[union-attr]
+    assert startup.said(error) == told
 
 
 def test_a_worker_that_comes_up_says_nothing(trace: Any) -> None:

@@ -36,6 +36,7 @@ def raised_through(*paths: str) -> BaseException:
             ["/s/vllm/distributed/kv_transfer/kv_connector/v1/example.py", "/s/vllm/utils.py"],
             "v1/example.py:4 in run",
         ),
+        (["/home/me/store/connector.py", shutil.__file__], "store/connector.py:4 in run"),
     ],
 )
 def test_the_innermost_line_of_the_connector(paths: list[str], place: str) -> None:

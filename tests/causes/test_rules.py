@@ -181,19 +181,21 @@ def test_connector_not_created_in_the_scheduler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "asked"),
+    ("line", "asked"),
     [
-        ("sched/scheduler.py:1170 in schedule", "Where it asserts num_new_tokens"),
-        ("sched/scheduler.py:3234 in _update_from_kv_xfer_finished", "get_finished must name only requests"),
-        ("worker/gpu_model_runner.py:3970 in execute_model", "Where it asserts kv_connector_metadata"),
-        ("worker/other.py:1 in run", "Read the line of vLLM"),
+        ("assert num_new_tokens > 0", "get_num_new_matched_tokens must leave one token"),
+        ("assert num_external_computed_tokens > 0", "get_num_new_matched_tokens must answer (0, False)"),
+        ("assert req_id in self.requests", "get_finished must name only requests"),
+        ("assert scheduler_output.kv_connector_metadata is not None", "build_connector_meta must return"),
+        ("assert token_budget >= 0", "Read the line of vLLM"),
     ],
 )
-def test_an_engine_that_ended_says_what_vllm_asserts(tmp_path: Path, where: str, asked: str) -> None:
+def test_an_engine_that_ended_says_what_vllm_asserts(tmp_path: Path, line: str, asked: str) -> None:
     sim = served(tmp_path, [64, 128])
     sim.write()
     run = read_run(tmp_path)
-    ended = StartFailure(stage=STEP, type="AssertionError", where=where, pid=1)
+    where = "sched/scheduler.py:1170 in schedule"
+    ended = StartFailure(stage=STEP, type="AssertionError", message=line, where=where, pid=1)
     first = diagnose(replace(run, ended_in_steps=(ended,))).findings[0]
     assert (first.id, first.severity) == ("engine-ended", "fault") and where in first.evidence[0]
     assert first.remedy[0].startswith(asked)

@@ -5,6 +5,7 @@ initialization failed" at best. And what ended one that was up. The exception it
 from __future__ import annotations
 
 import functools
+import linecache
 import re
 from types import ModuleType, TracebackType
 from typing import Any
@@ -127,8 +128,18 @@ def place(error: BaseException) -> str:
     return best
 
 
+def _asserted(error: BaseException) -> str:
+    """vLLM's own line of code that asserts, where it says no more; "" of any other error."""
+    *_, last = [None, *traces.entries(error.__traceback__)]
+    if not isinstance(error, AssertionError) or str(error) or not last or owners.top(_module(last)) != "vllm":
+        return ""
+    return linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno).strip()[:_MOST]
+
+
 def said(error: BaseException) -> str:
     """The message of an exception at the engine's start, whole where no request was there yet."""
+    if asserted := _asserted(error):
+        return asserted
     keep = AGENT.config.keep_messages or _before_any_request(error) or _of_the_engine(error)
     text = foreign.of_exception(error, keep, 2000).strip()
     first, *_ = _NEXT_SENTENCE.split(text, 1)

@@ -24,21 +24,24 @@ CAUSE = Cause(
     live=False,
 )
 _ASKED = {
-    "schedule": (
-        "where it asserts num_new_tokens: get_num_new_matched_tokens must leave one token of a prompt to "
-        "compute, num_tokens - 1 - num_computed_tokens at most, unless the load is asynchronous"
+    "num_new_tokens > 0": (
+        "get_num_new_matched_tokens must leave one token of a prompt to compute, num_tokens - 1 - "
+        "num_computed_tokens at most, unless the load is asynchronous"
     ),
-    "_update_from_kv_xfer_finished": (
+    "num_external_computed_tokens > 0": (
+        "get_num_new_matched_tokens must answer (0, False) where it finds nothing: no load of 0 tokens is "
+        "asynchronous"
+    ),
+    "req_id in self.requests": (
         "get_finished must name only requests that vLLM still has: those that load, and those for which "
         "request_finished returned True, once each"
     ),
-    "execute_model": (
-        "where it asserts kv_connector_metadata: build_connector_meta must return a KVConnectorMetadata in "
-        "each step, an empty one too"
+    "kv_connector_metadata is not None": (
+        "build_connector_meta must return a KVConnectorMetadata in each step, an empty one too"
     ),
 }
-"""What vLLM asserts of a connector in these functions (``v1/core/sched/scheduler.py``,
-``v1/worker/gpu_model_runner.py``, 0.32.0)."""
+"""What vLLM asserts of a connector (``v1/core/sched/scheduler.py``, ``v1/worker/gpu_model_runner.py``,
+0.32.0)."""
 
 
 def rule(case: Case) -> Results:
@@ -48,11 +51,11 @@ def rule(case: Case) -> Results:
     first = ended[0]
     message = f": {in_short(first.message)}" if first.message else ""
     function = first.where.rpartition(" in ")[2]
-    asked = _ASKED.get(function, "") if first.type == "AssertionError" else ""
+    asked = [does for line, does in _ASKED.items() if line in first.message]
     yield case.finding(
         CAUSE,
         f"The engine ended in a step: vLLM raised {first.type}{message}.",
         evidence=[evidence(case, one) for one in ended[:3]],
-        remedy=[*([asked] if asked else []), CAUSE.remedy],
+        remedy=[*asked, CAUSE.remedy],
         headline=f"the engine ended, as vLLM raised {first.type} in {function or 'a step'}",
     )

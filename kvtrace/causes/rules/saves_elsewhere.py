@@ -9,7 +9,10 @@ CAUSE = Cause(
     id="saves-elsewhere",
     stage=Stage.HOOK,
     severity=NOTE,
-    meaning="Not a fault: save_kv_layer does nothing in this connector. It saves in wait_for_save or later.",
+    meaning=(
+        "Not a fault: save_kv_layer does nothing in this connector. It saves in wait_for_save or later, if "
+        "it saves at all."
+    ),
     seen_as="The body of save_kv_layer only returns.",
     remedy="Nothing to do.",
 )
@@ -20,7 +23,7 @@ def rule(case: Case) -> Results:
     if not empty or "role-does-not-save" in case.assigned or any(one.without_kv for one in empty):
         return
     also = ["wait_for_save"] if all("wait_for_save" in connector.noop for connector in empty) else []
-    place = "asynchronously, in neither of the save hooks" if also else "in wait_for_save or later"
+    place = "in neither of the save hooks, if it saves at all" if also else "in wait_for_save or later"
     yield case.finding(
         CAUSE,
         f"save_kv_layer does nothing in {listed(c.cls for c in empty)}: it saves {place}.",

@@ -29,7 +29,7 @@ def rule(case: Case) -> Results:
     records = {spool.name: spool.records for spool in case.run.spools}
     parts = []
     for name in {worker.spool for worker in workers}:
-        spent = sum(worker.exec_ns for worker in workers if worker.spool == name)
+        spent = sum(worker.exec_ns for worker in workers if worker.spool == name and worker.steps)
         if spent and records.get(name):
             parts.append((records[name] * RECORD_NS / spent, records[name]))
     if not parts:
