@@ -294,6 +294,27 @@ def test_blocks_that_hold_what_they_held_were_not_written(tmp_path: Path) -> Non
     assert first.id == "load-not-injected" and first.grade is Grade.PROVED
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_load_of_which_no_write_was_seen_wrote_nothing(tmp_path: Path, written: bool) -> None:
+    """What its other blocks had held before is not known: they were said to hold other KV."""
+    cache = Cache(tmp_path, kv_blocks=64).computes("a", [5, 6, 7, 8]).loads("b", [ZEROES, 77, 78, 9])
+    if written:
+        cache.sim.write_kv("b", BLOCK, 3 * BLOCK)
+    accounts = cache.run().loads.accounts
+    lost = {LoadEnd.PARTLY: 1, LoadEnd.ALTERED: 2} if written else {LoadEnd.NOT_WRITTEN: 3}
+    assert lost.items() <= {end: tokens // BLOCK // LAYERS for end, tokens in accounts.items()}.items()
+
+
+def test_a_load_that_was_not_written_leaves_others_altered(tmp_path: Path) -> None:
+    """KV of fewer bits was called another's, as some other load had failed."""
+    cache = Cache(tmp_path, kv_blocks=64).computes("a", [5, 6, 7, 8]).loads("b", [77, 78, 79, 9])
+    run = cache.loads("c", [ZEROES, ZEROES, ZEROES, 9]).run()
+    assert (
+        run.loads.accounts[LoadEnd.ALTERED] == run.loads.accounts[LoadEnd.NOT_WRITTEN] == 3 * BLOCK * LAYERS
+    )
+    assert run.compared == {"altered": 3, "wrong": 3}
+
+
 @pytest.mark.parametrize("blocks", [0, 2, 3])
 def test_what_stood_in_the_block_before_proves_no_load(tmp_path: Path, blocks: int) -> None:
     """... unless something was seen to be written into that very block."""

@@ -51,7 +51,7 @@ class Wrong:
     """The pairs of the whole block, where ``pairs`` are some of them."""
     altered: bool = False
     """It is no other KV that is known, nor what stood there before, nor zeros, but other numbers, in all
-    layers; and so is all that came back and is not equal: a store of fewer bits may keep a part whole."""
+    layers; and so is all that was written and is not equal: a store of fewer bits may keep a part whole."""
     unlike: bool = False
     """All that is known is that it is not what its tokens computed to, in some layer: one that lost its part
     explains that."""
@@ -158,6 +158,7 @@ def compare(
                 sharing[block.row, block.end] = [
                     (row, judge.pairs_of(row)) for row in prefixes.sharing(block.row, block.end)
                 ]
+    _nothing_written(wrong, written)
     _altered(wrong, blocks)
     if places is not None:
         later = held_later(workers, places, lambda one, block: judges[one.shape].is_wrong(block))
@@ -181,11 +182,21 @@ def returned(found: Iterable[Returned], pairs: int) -> list[Interval]:
     return union(part for of, parts in found if of & pairs for part in parts)
 
 
+def _nothing_written(wrong: dict[int, list[Wrong]], written: Written) -> None:
+    """Where no write of a load was seen, and some of its blocks hold what they had held before, nobody wrote
+    the others either: of these it is not known what they had held."""
+    for row, found in wrong.items():
+        if not written.get(row) and any(one.unwritten for one in found):
+            wrong[row] = [one if one.whose else replace(one, unwritten=True, altered=False) for one in found]
+
+
 def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:
-    """Where one block is known to be other KV, the others are no store of fewer bits."""
-    every = [one for found in wrong.values() for one in found]
-    if every and all(one.altered and not one.unwritten for one in every):
-        blocks[ALTERED] = blocks.pop(WRONG)
+    """Where one block is known to be other KV, the others are no store of fewer bits. What was not written
+    says nothing of that."""
+    every = [one for found in wrong.values() for one in found if not one.unwritten]
+    if every and all(one.altered for one in every):
+        blocks.update({ALTERED: len(every), WRONG: -len(every)})
+        blocks += Counter()  # leaves zeros out
         return
     for row, found in wrong.items():
         wrong[row] = [replace(one, altered=False) for one in found]
