@@ -11,10 +11,13 @@ from diagnosed import analyse, graded, not_observed, ruled_out, said, the, words
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim
 
 from kvtrace.causes import Diagnosis, diagnose
+from kvtrace.causes.case import make_case
 from kvtrace.causes.cause import LOADS
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.rules import key_mismatch
+from kvtrace.causes.rules.already_stored import there_before
 from kvtrace.ledger import read_run
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.terms import FAULT, LIMIT, NOTE, Grade
 from kvtrace.trace import rows
 from kvtrace.trace.format import Fact, Flag, Kind, Role, Way, pack_head
@@ -40,6 +43,21 @@ def again(sim: Sim, lengths: list[int], stored: list[int], answers: list[int | N
         sim.step([Chunk(prompt.id, taken, length - taken, first=True)], entries, prompts={prompt.id: length})
         sim.finish(prompt.id, length)
         sim.clock(2 * SECOND)
+
+
+def test_what_a_load_brought_wrong_is_not_taken_for_stored(tmp_path: Path) -> None:
+    """Of a prompt of which only the first chunk was stored, the rest was "stored by an earlier request": by
+    the one whose load of it was wrong."""
+    sim = Sim(tmp_path)
+    again(sim, [384] * 3, [128, 0, 0], [0, 256, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    wrong = {((128, 256, LoadEnd.WRONG),): 1}
+    for lost, there in (({}, 256), (wrong, 128)):
+        rows = [replace(one, lost=lost) if one.request == 1 else one for one in run.load_rows]
+        case = make_case(replace(run, load_rows=rows))
+        case.requests[1].taken = 256  # as far as nobody was seen to leave it out
+        assert there_before(case, case.requests[2]) == [(0, there)]
 
 
 # ------------------------------------------------------------------------- key-mismatch

@@ -28,6 +28,7 @@ HIT = "begun behind a hit in the GPU's own prefix cache"
     [
         ({"chunks": 2, "first_end": 32}, "computed in several prefill chunks"),
         ({"local": 32}, HIT),
+        ({"external": 32}, "begun with tokens that the connector was to load"),
         ({"preemptions": 1}, "preempted"),
         ({"status": "FINISHED_ABORTED"}, "aborted"),
         ({"chunk_step": 1}, "begun in one step with others"),
@@ -80,6 +81,15 @@ def test_one_exception_to_it_and_it_is_not_told(tmp_path: Path) -> None:
         request.preemptions = 1
     assert not unlike.told_apart(case, range(4), range(4, 8), unlike.SAVED)
     assert not unlike.told_apart(case, [], range(8), unlike.SAVED)
+
+
+def test_requests_that_load_and_are_not_offered_are_told(tmp_path: Path) -> None:
+    """The connector passes over whatever it loads for: "by a rule that is not known"."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [64, 96, 128, 300, 310, 320], [64, 96, 128, 0, 0, 0], [0, 0, 0, 32, 32, 32])
+    found = the(analyse(sim), "metadata-has-no-store")
+    assert "of 3 of 6 prompts for storing, those that it loads for." in found.title
+    assert found.remedy[0].startswith("See whether build_connector_meta passes over requests that load")
 
 
 def test_lookups_that_miss_are_told_from_those_that_find(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.words import count
 
+LOADS = "begun with tokens that the connector was to load"
 LONG, WHOLE_BLOCKS = "long prompts", "prompts of whole blocks"
 BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
 REPEATED = "prompts that came before"
@@ -23,6 +24,7 @@ _MOST = 2
 _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
     "computed in several prefill chunks": lambda _, one: one.chunks > 1 and one.first_end < one.prompt,
     BEHIND_HIT: lambda _, one: one.local > 0,
+    LOADS: lambda _, one: one.external > 0,
     "preempted": lambda _, one: one.preemptions > 0,
     "aborted": lambda _, one: one.status == ABORTED,
     "begun in one step with others": lambda case, one: _begun(case)[one.engine, one.chunk_step] > 1,
@@ -38,7 +40,7 @@ Apart = Mapping[tuple[str, bool], str]
 """(a property, whether it is these requests' or that of all others) -> what is said of it."""
 
 
-def of_saves(case: Case, cause: Cause) -> list[str]:
+def of_saves(case: Case, cause: Cause) -> Apart:
     """Of the requests that lost tokens by this cause, beside those of the same engines that were saved."""
     mine = {one.row for one in case.affected(cause)}
     engines = {case.requests[row].engine for row in mine}
@@ -47,7 +49,7 @@ def of_saves(case: Case, cause: Cause) -> list[str]:
         for one in case.requests
         if one.row not in mine and one.saved and not one.unseen and one.engine in engines
     ]
-    return [*told_apart(case, mine, others, SAVED).values()]
+    return told_apart(case, mine, others, SAVED)
 
 
 def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared: str) -> Apart:

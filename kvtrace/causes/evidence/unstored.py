@@ -38,7 +38,7 @@ def where(case: Case, cause: Cause) -> list[str]:
     parts.append(f"in {spread} of {plural(of, '(layer, rank) pair')}")
     if steps:
         parts.append(f"computed in step{'s' if len(steps) > 1 else ''} {listed(map(str, steps), 6)}")
-    return [*unlike.of_saves(case, cause), ", ".join(parts)]
+    return [*unlike.of_saves(case, cause).values(), ", ".join(parts)]
 
 
 def caught_there(case: Case, cause: Cause) -> list[str]:

@@ -11,7 +11,7 @@ from kvtrace.causes.evidence.loads import findable, missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
-from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.ends import NOT_ARRIVED, LoadEnd
 from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
 from kvtrace.words import capital, of_all, plural
@@ -71,11 +71,15 @@ def _held(case: Case) -> dict[tuple[int, int], _Held]:
     """By engine and digest of a beginning: when each request with it began, and what all had kept of it
     by then."""
     alike: dict[tuple[int, int], _Held] = defaultdict(lambda: ([], []))
+    not_there: dict[int, list[Interval]] = defaultdict(list)
+    for row in case.run.load_rows:
+        ended = (part for parts in row.lost for part in parts)
+        not_there[row.request] += [(start, end) for start, end, how in ended if how in NOT_ARRIVED]
     for request in sorted(case.requests, key=_began):
         kept = [(max(0, entry.start), min(entry.end, entry.available)) for entry in request.entries]
         # what the GPU's own prefix cache had nobody need have stored
         kept = [(request.local, request.taken)] if request.taken is not None else kept
-        kept = subtract(union(kept), union(request.lost))
+        kept = subtract(union(kept), union([*request.lost, *not_there[request.row]]))
         for digest, tokens in case.run.in_common.get(request.row, ()):
             began, there = alike[request.engine, digest]
             before = there[-1] if there else []

@@ -61,8 +61,10 @@ def rule(case: Case) -> Results:
     steps = sorted(engine.watched_steps)
     unread = sum(bisect_left(steps, r.first_step) < bisect_right(steps, r.last_step) for r in rows)
     did, done = ("took", "seen to be read") if unread else ("offered", "offered")
+    told = unlike.of_saves(case, CAUSE)
+    loads = (unlike.LOADS, True) in told
     evidence = [
-        *unlike.of_saves(case, CAUSE),
+        *told.values(),
         _how_much(len(without), len(rows) - len(without), len(other), done)
         + "".join(_disturbed(rows, other)),
         *([f"the metadata of {of_all(unread, len(rows), 'prompt')} {_NOT_UNDERSTOOD}"] if unread else []),
@@ -74,18 +76,15 @@ def rule(case: Case) -> Results:
         *([f"of {of_all(across, len(rows), 'prompt')} {_ACROSS}"] if across else []),
     ]
     unasked = transfers.not_asked(case, engine, [r.id for r in without], [r.id for r in stored])
-    if unasked:
-        evidence.insert(0, unasked)
-    off = _switched_off(engine) if not stored else []
-    if off:
-        evidence.append(f"switched off in kv_connector_extra_config: {listed(off)}; this may be the reason")
+    evidence = [*([unasked] if unasked else []), *evidence, *([] if stored else _switched_off(engine))]
     part = len(without) < len(rows)
     what = ("nothing, or a part alone," if part else "nothing") if without else "a part alone"
     if across == len(rows):
         title = f"{name} {did} no block that two prefill chunks fill together, of {affected}. Is that meant?"
         headline = "blocks that two prefill chunks fill together are not stored"
     else:
-        by = "as they ask for no transfer" if unasked else "by a rule that is not known"
+        rule_of_loads = "those that it loads for" if loads else "by a rule that is not known"
+        by = "as they ask for no transfer" if unasked else rule_of_loads
         title = f"{name} {did} {what} of {affected} for storing, {by}. Is that meant?"
         headline = f"the connector {did} {what} of {affected} for storing"
     yield case.finding(
@@ -93,14 +92,15 @@ def rule(case: Case) -> Results:
         title,
         evidence=evidence,
         events=case.events(CAUSE),
-        remedy=[
-            *([transfers.REMEDY] if unasked else []),
-            *([_ACROSS_REMEDY] if across == len(rows) else []),
-            CAUSE.remedy,
-            *([_SLOTS_REMEDY] if unread and part else []),
-        ],
+        remedy=[text for text, holds in (
+            (transfers.REMEDY, unasked),
+            (_ACROSS_REMEDY, across == len(rows)),
+            (_LOADS_REMEDY, loads),
+            (CAUSE.remedy if any(r.entries for r in of_engine) else _WORKER_REMEDY, True),
+            (_SLOTS_REMEDY, unread and part),
+        ) if holds],
         headline=headline,
-    )
+    )  # fmt: skip
 
 
 def _how_much(nothing: int, part: int, others: int, done: str) -> str:
@@ -125,6 +125,13 @@ _DISTURBED: dict[str, Callable[[CaseRequest], bool]] = {
 }
 _NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known, only that nobody read them"
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
+_LOADS_REMEDY = (
+    "see whether build_connector_meta passes over requests that load: what they compute is not stored"
+)
+_WORKER_REMEDY = (
+    "look at what the save hooks pass over (an early return, a least length): the metadata of this connector "
+    "names nothing, its worker decides"
+)
 _ACROSS_REMEDY = (
     "store such a block in the step that fills it: the first block of a chunk is the one in which it begins"
 )
@@ -163,7 +170,10 @@ def _not_explained(case: Case, rows: list[CaseRequest]) -> list[str]:
 
 def _switched_off(engine: Engine) -> list[str]:
     """Options of the connector that are off."""
-    off = ("false", "off", "none", "never", "disabled")
-    return [
-        f"{key} = {str(value).lower()}" for key, value in engine.extra.items() if str(value).lower() in off
+    words = ("false", "off", "none", "never", "disabled")
+    off = [
+        f"{key} = {str(value).lower()}" for key, value in engine.extra.items() if str(value).lower() in words
     ]
+    return (
+        [f"switched off in kv_connector_extra_config: {listed(off)}; this may be the reason"] if off else []
+    )
