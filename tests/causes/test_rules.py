@@ -127,6 +127,17 @@ def test_a_large_number_is_no_unit_for_its_size_alone(
     assert ids(analyse(sim)) == [cause]
 
 
+@pytest.mark.parametrize(("batched", "ints", "both"), [(128, {}, True), (128, {"_max_batch": 128}, False)])
+def test_full_chunks_alone_look_like_a_unit(
+    tmp_path: Path, batched: int, ints: dict[str, int], both: bool
+) -> None:
+    """A connector that passes over steps of few tokens was said to round."""
+    sim = served(tmp_path, [300, 220, 520], Rounding(batched).policy(), batched=batched, ints=ints)
+    found = the(analyse(sim), "below-save-granularity")
+    assert ("or full prefill chunks alone: both give these stores" in found.title) is both
+    assert ("See whether the connector passes over steps of few tokens" in found.remedy[0]) is both
+
+
 def test_whole_units_are_healthy(tmp_path: Path) -> None:
     diagnosis = analyse(served(tmp_path, [64, 128, 512, 1024], tp=2))
     assert ids(diagnosis) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from itertools import accumulate
 
 from kvtrace.causes.case import CaseRequest, after_empty
 from kvtrace.causes.diagnosis import Finding
@@ -128,6 +129,13 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
             "no store is in the metadata of the step that computes its tokens, but in a later one"
         )
         remedy.insert(0, "see whether build_connector_meta offers what a prompt's last step computes")
+    elif unit.kind == "max_num_batched_tokens" and not unit.attributes and _end_with_chunks(case, partial):
+        title = (
+            f"{name} stores whole units of {unit.values} tokens only, or full prefill chunks alone: both "
+            "give these stores."
+        )
+        headline = f"less than {unit.values} tokens, a full prefill chunk, is not stored"
+        remedy.insert(0, "see whether the connector passes over steps of few tokens (a last chunk)")
     elif 2 * sum(lost[r.row] for r in short) > sum(lost.values()):
         every = [r for r in case.of_engine(tag) if unit.aligned(r.prompt) == 0]
         which = of_all(len(every), len(case.of_engine(tag)), "prompt")
@@ -160,6 +168,15 @@ def _a_step_late(case: Case, tag: int, unit: Unit) -> bool:
             if r.chunks > 1
         )
         and not any(r.chunks == 1 or (r.chunks == 2 and r.stored_end > r.first_end) for r in stored)
+    )
+
+
+def _end_with_chunks(case: Case, partial: list[CaseRequest]) -> bool:
+    """Whether of each of these prompts as much was kept as one of its first chunks ended with."""
+    return all(
+        (r.taken if r.taken is not None else r.stored_end)
+        in accumulate(case.run.requests[r.row].chunk_tokens, initial=r.local + r.external)
+        for r in partial
     )
 
 
