@@ -126,6 +126,13 @@ def test_what_is_there_was_written_whoever_saw_it(sign: Sign) -> None:
     assert known.end == sign.end
 
 
+def test_of_a_load_that_an_exception_broke_off_no_report_is_believed() -> None:
+    """Its thread caught an error and reported the load as finished: what nobody saw counted as loaded."""
+    assert decide(LoadToken(broken_off=True)).end == LoadEnd.NOT_OBSERVED
+    assert decide(LoadToken(broken_off=True, watched=True)).end == LoadEnd.LOADED
+    assert decide(LoadToken(broken_off=True, proved=True)).proved
+
+
 @given(tokens(), st.randoms(use_true_random=False))
 def test_the_order_of_the_signs_does_not_matter(token: LoadToken, chance: random.Random) -> None:
     shuffled = list(token.signs)

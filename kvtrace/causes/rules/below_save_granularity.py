@@ -129,13 +129,6 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
             "no store is in the metadata of the step that computes its tokens, but in a later one"
         )
         remedy.insert(0, "see whether build_connector_meta offers what a prompt's last step computes")
-    elif unit.kind == "max_num_batched_tokens" and not unit.attributes and _end_with_chunks(case, partial):
-        title = (
-            f"{name} stores whole units of {unit.values} tokens only, or full prefill chunks alone: both "
-            "give these stores."
-        )
-        headline = f"less than {unit.values} tokens, a full prefill chunk, is not stored"
-        remedy.insert(0, "see whether the connector passes over steps of few tokens (a last chunk)")
     elif 2 * sum(lost[r.row] for r in short) > sum(lost.values()):
         every = [r for r in case.of_engine(tag) if unit.aligned(r.prompt) == 0]
         which = of_all(len(every), len(case.of_engine(tag)), "prompt")
@@ -143,6 +136,13 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         title = f"{name} stores whole units of {unit.values} tokens only: {which} shorter."
         headline = f"{which} shorter than this connector's unit of {unit.values} tokens"
         headline += ", others lose a partial last unit" if partial else ""
+    elif unit.kind == "max_num_batched_tokens" and not unit.attributes and _end_with_chunks(case, partial):
+        title = (
+            f"{name} stores whole units of {unit.values} tokens only, or full prefill chunks alone: both "
+            "give these stores."
+        )
+        headline = f"less than {unit.values} tokens, a full prefill chunk, is not stored"
+        remedy.insert(0, "see whether the connector passes over steps of few tokens (a last chunk)")
     else:
         title = f"{name} stores whole units of {unit.values} tokens only: the rest of a prompt is not stored."
         headline = f"of each prompt only whole units of {unit.values} tokens are stored"

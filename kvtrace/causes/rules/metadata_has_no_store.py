@@ -96,7 +96,7 @@ def rule(case: Case) -> Results:
             (transfers.REMEDY, unasked),
             (_ACROSS_REMEDY, across == len(rows)),
             (_LOADS_REMEDY, loads),
-            (CAUSE.remedy if any(r.entries for r in of_engine) else _WORKER_REMEDY, True),
+            (CAUSE.remedy, True),
             (_SLOTS_REMEDY, unread and part),
         ) if holds],
         headline=headline,
@@ -127,10 +127,6 @@ _NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
 _LOADS_REMEDY = (
     "see whether build_connector_meta passes over requests that load: what they compute is not stored"
-)
-_WORKER_REMEDY = (
-    "look at what the save hooks pass over (an early return, a least length): the metadata of this connector "
-    "names nothing, its worker decides"
 )
 _ACROSS_REMEDY = (
     "store such a block in the step that fills it: the first block of a chunk is the one in which it begins"

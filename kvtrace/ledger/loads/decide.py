@@ -55,6 +55,7 @@ class LoadToken(NamedTuple):
         others: other blocks of the load are proved there.
         doubted: and one of them although its signs say that nobody wrote it.
         caught: exceptions that may have ended the load.
+        broken_off: one of them did, as blocks of the load were not written.
     """
 
     signs: tuple[Sign, ...] = ()
@@ -65,6 +66,7 @@ class LoadToken(NamedTuple):
     others: bool = False
     doubted: bool = False
     caught: tuple[str, ...] = ()
+    broken_off: bool = False
 
 
 class LoadOutcome(NamedTuple):
@@ -100,6 +102,8 @@ def decide(token: LoadToken) -> LoadOutcome:
     if token.wrong and not token.explained and end in (LoadEnd.LOADED, LoadEnd.NOT_OBSERVED):
         return _other_kv(token, token.wrong)
     if end == LoadEnd.NOT_OBSERVED or (silent and token.doubted and not token.wrong):
+        return _NOT_OBSERVED
+    if end == LoadEnd.LOADED and token.broken_off and not token.watched:
         return _NOT_OBSERVED
     return LoadOutcome(end, known if silent or end == LoadEnd.LOADED else Grade.READ, why, here)
 
@@ -226,6 +230,7 @@ def _tokens(
     ]
     silent = union((start, end) for start, end, sign in one.signs if sign.end in _NOT_THERE)
     doubted = bool(intersect(silent, proved))
+    broken_off = bool(contents.caught) and any(found.unwritten for found in wrong)
     known = [*((start, end) for start, end, _ in one.signs), *((w.start, w.end) for w in wrong), *proved]
     inside = {mark for interval in known for mark in interval if accepted[0] < mark < accepted[1]}
     for start, end in pairwise(sorted({*accepted, *inside})):
@@ -233,4 +238,5 @@ def _tokens(
         yield start, end, LoadToken(
             tuple(sign for low, high, sign in one.signs if low <= start < high), gathered.measured,
             covers(proved, start), other, other in explained, bool(proved), doubted, contents.caught,
+            broken_off,
         )  # fmt: skip
