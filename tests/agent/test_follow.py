@@ -29,7 +29,7 @@ from kvtrace.agent.errors.swallowed import THREAD, install_thread_hook  # noqa: 
 from kvtrace.agent.hooks.connector import wrap_factory  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.origin import HERE, WorkOrigin  # noqa: E402
-from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.state import AGENT, clock  # noqa: E402
 from kvtrace.agent.watch import background  # noqa: E402
 from kvtrace.agent.watch.policy import POLICY  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
@@ -825,6 +825,29 @@ def test_whose_work_a_thread_does_is_known_by_its_latest_item(trace: Any) -> Non
     thread.start()
     thread.join(30)
     assert found == [0, 2]
+
+
+@pytest.mark.parametrize(("seconds", "apart"), [(0.5, False), (2, True)])
+def test_a_thread_may_lose_its_turn_between_the_halves_of_a_slot(
+    trace: Any, caches: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, apart: bool
+) -> None:
+    """On a busy machine K was in one record and V in the next: neither was a slot that a load had written."""
+    made(caches, lambda c, job: None)
+    kv, gone = caches["layer.0"], [0]
+    monkeypatch.setattr("kvtrace.agent.watch.work.clock", lambda: clock() + gone[0])
+
+    def reads() -> None:
+        work = begin(THREAD, WorkOrigin(0, 1), __file__)
+        assert work is not None
+        kv[3][:, :4].clone()
+        gone[0] = int(seconds * 1e9)
+        kv[3][:, 4:].clone()
+        work.stop()
+
+    thread = threading.Thread(target=reads)
+    thread.start()
+    thread.join(30)
+    assert (slots(trace) == [(0, 0, "12+4")]) is not apart
 
 
 def test_what_a_piece_reads_in_a_later_step_is_told_apart(trace: Any, caches: Any) -> None:

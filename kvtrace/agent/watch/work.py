@@ -24,6 +24,8 @@ _working: dict[int, tuple[threading.Thread, Work]] = {}
 innermost piece."""
 _LONGEST = 100_000_000
 """ns after which what was done is written down, where nothing says that one piece of work is over."""
+_LONGEST_IN_HALVES = 10 * _LONGEST
+"""... the same, after that, where a part of a slot was touched, and the rest may still come."""
 _PATIENCE = {THREAD: 2, EXECUTOR: 64, ASYNCIO: 2}
 """Steps after which a thread (a job, a task) that still works may well do so for later ones."""
 
@@ -170,7 +172,11 @@ class Work:
         step to the next a block may get another holder: what is read then is told on its own."""
         now, latest = clock(), AGENT.worker.latest
         old = self.origin.step and latest > self._until
-        if self._watch.saw and (old or now > self._due or (latest != self._during and self._watch.whole)):
+        # The halves of a slot stay together: K now, and V once this thread has its turn again.
+        whole = self._watch.whole
+        due = now > self._due + (0 if whole else _LONGEST_IN_HALVES)
+        ends = (whole and latest != self._during) or (old and (whole or now > self._due))
+        if self._watch.saw and (due or ends):
             self._write(None, still=not old, over=False)
         if not self._watch.saw:
             self._due, self._during = now + _LONGEST, latest
