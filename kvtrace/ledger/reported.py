@@ -206,6 +206,14 @@ def may_end_a_save(fact: Swallowed) -> bool:
     return telling and saving and not fact.broad and fact.went_on is not True
 
 
+CAUGHT = "raised and caught"
+
+
+def caught_line(whose: str, fact: Swallowed | facts.SwallowedFact) -> str:
+    """``start_load_kv raised and caught OSError: gone (at store.py:7 in get)``."""
+    return f"{whose} {CAUGHT} {fact.type}: {fact.message[:160]} (at {fact.where})"
+
+
 def caught_in_loading(swallowed: Sequence[Swallowed]) -> dict[int, list[str]]:
     """Step -> what a connector caught itself where it loads, its work in the background included; without
     that after which the same call went on to do its work."""
@@ -214,7 +222,7 @@ def caught_in_loading(swallowed: Sequence[Swallowed]) -> dict[int, list[str]]:
         asked = fact.asked_by if fact.hook in BACKGROUND else fact.hook
         if asked in LOAD_HOOKS and not fact.broad and not fact.went_on and fact.type not in HARMLESS:
             whose = f"{fact.hook} for {asked}" if fact.hook in BACKGROUND else asked
-            line = f"{whose} raised and caught {fact.type}: {fact.message[:160]} (at {fact.where})"
+            line = caught_line(whose, fact)
             for step in dict.fromkeys(step for step, _ in fact.places):
                 found[step].append(line)
     return dict(found)

@@ -828,7 +828,7 @@ def test_whose_work_a_thread_does_is_known_by_its_latest_item(trace: Any) -> Non
 
 
 @pytest.mark.parametrize(("seconds", "apart"), [(0.5, False), (2, True)])
-def test_a_thread_may_lose_its_turn_between_the_halves_of_a_slot(
+def test_a_thread_that_loses_its_turn_within_a_slot(
     trace: Any, caches: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, apart: bool
 ) -> None:
     """On a busy machine K was in one record and V in the next: neither was a slot that a load had written."""

@@ -460,17 +460,21 @@ def test_a_load_of_layers_with_a_window_says_so(tmp_path: Path) -> None:
     assert out["loaded-partly"].endswith("; of layers with a window what it holds")
 
 
-def test_load_not_injected_with_a_complaint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("caught", [True, False])
+def test_load_not_injected_with_a_complaint(tmp_path: Path, caught: bool) -> None:
     sim = Sim(tmp_path)
     sim.arrive(Prompt("a", 128, digest=1))
     sim.lookup("a", 0, 127, 127, ASYNC)
     step = sim.step([], tokens=0)
     sim.effect(0, step, None, 0, hook="start_load_kv", flags=LOAD)
+    of = {"hook": "start_load_kv", "layer": None, "step": step, "connector": 71, "count": 1}
     sim.workers[0].fact(
         Fact.LOG,
-        {"logger": "c", "level": "WARNING", "message": "but the attn_metadata is None",
-         "hook": "start_load_kv", "layer": None, "step": step, "connector": 71, "shown": False, "count": 1},
-    )  # fmt: skip
+        {**of, "logger": "c", "level": "WARNING", "message": "but the attn_metadata is None", "shown": False},
+    )
+    if caught:
+        where = "c.py:7 in get"
+        sim.workers[0].fact(Fact.SWALLOWED, {**of, "type": "OSError", "message": "gone", "where": where})
     sim.done("a", flags=LOAD)
     sim.step([Chunk("a", 127, 1, first=True)], [Entry("a", 128, 128, 0)], prompts={"a": 128})
     sim.finish("a", 128)
@@ -478,6 +482,8 @@ def test_load_not_injected_with_a_complaint(tmp_path: Path) -> None:
     finding = diagnosis.findings[0]
     assert (finding.id, finding.severity, finding.tokens) == ("load-not-injected", "fault", 127)
     assert "attn_metadata is None" in words(finding)
+    logged = 'See why start_load_kv logged "but the attn_metadata is None" (warning)'
+    assert finding.remedy[0].startswith("Mend what raised at c.py:7 in get" if caught else logged)
     assert "never written into the layers" in diagnosis.verdict
 
 

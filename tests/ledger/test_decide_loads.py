@@ -126,7 +126,7 @@ def test_what_is_there_was_written_whoever_saw_it(sign: Sign) -> None:
     assert known.end == sign.end
 
 
-def test_of_a_load_that_an_exception_broke_off_no_report_is_believed() -> None:
+def test_no_report_of_a_load_that_broke_off_is_believed() -> None:
     """Its thread caught an error and reported the load as finished: what nobody saw counted as loaded."""
     assert decide(LoadToken(broken_off=True)).end == LoadEnd.NOT_OBSERVED
     assert decide(LoadToken(broken_off=True, watched=True)).end == LoadEnd.LOADED

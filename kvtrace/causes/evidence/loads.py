@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from kvtrace.causes.evidence import unlike
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
 from kvtrace.ledger.loads.seen import ELSEWHERE, OF_HIT, OF_NOBODY, OTHERS_REPORTED
-from kvtrace.ledger.run import Engine
+from kvtrace.ledger.reported import CAUGHT, HARMLESS, LOAD_HOOKS
+from kvtrace.ledger.run import Engine, Swallowed
 from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
 from kvtrace.words import count, listed, of_all, plural
@@ -261,10 +263,31 @@ _SOME_LAYERS = (
 )
 
 
+_LOGGED = re.compile(r'\w+ logged ".*?" \(\w+\)')
+"""A line of the connector's own, of the step that was to load."""
+_CAUGHT = (
+    "Mend what raised at {}; what can't be loaded is to be reported (get_block_ids_with_load_errors), not "
+    "passed over."
+)
 _GROUPS = (
     "Give each layer the blocks of its own KV cache group: the block ids are a list for each group, and "
     "those of the first are no other's."
 )
+
+
+def handled(case: Case) -> list[Swallowed]:
+    """Exceptions that the connector caught where it loads, its work in the background included."""
+    loading = [one for one in case.run.swallowed if (one.asked_by or one.hook) in LOAD_HOOKS]
+    return [one for one in loading if one.type not in HARMLESS and not one.broad]
+
+
+def told_itself(case: Case, said: Iterable[str]) -> list[str]:
+    """What to look at first where the connector itself caught or logged why a load did not come, going by
+    the reasons of the ledger."""
+    lines = sorted(said)
+    if any(CAUGHT in line for line in lines) and (caught := handled(case)):
+        return [_CAUGHT.format(caught[0].where)]
+    return [f"See why {found[0]}" for found in map(_LOGGED.search, lines) if found][:1]
 
 
 def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
@@ -283,7 +306,8 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
         _GROUPS: _of_whole_groups(case, rows, cause),
         _SOME_LAYERS: bool(layers),
     }
-    return [*(one for one, holds in first.items() if holds), *(of_cause or [cause.remedy])]
+    by_its_words = told_itself(case, said)
+    return [*by_its_words, *(one for one, holds in first.items() if holds), *(of_cause or [cause.remedy])]
 
 
 def where(case: Case, rows: Sequence[LoadOf], cause: Cause) -> str:

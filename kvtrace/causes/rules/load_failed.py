@@ -55,8 +55,7 @@ def rule(case: Case) -> Results:
         anew = all(ANEW in reason for reason in reasons)
         how = f"the connector reported it{', and vLLM computed them anew' if anew else ''}"
     raised = [one for one in case.run.exceptions if one.hook in LOAD_HOOKS]
-    loading = [one for one in case.run.swallowed if (one.asked_by or one.hook) in LOAD_HOOKS]
-    handled = [one for one in loading if one.type not in HARMLESS and not one.broad]
+    handled = loads.handled(case)
     places = [*(one.where for one in raised), *(one.where for one in handled)]
     evidence = [f"{one.hook}: {one.type}: {one.message} (at {one.where})" for one in raised[:2]]
     evidence += [exception_line(one) for one in handled[:2]]

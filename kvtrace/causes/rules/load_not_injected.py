@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvtrace.causes.case import MAX_EVENTS
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, Event, LoadEnd, Results
-from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf, LostResumed
 from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural, sentence
 
@@ -94,7 +94,7 @@ def rule(case: Case) -> Results:
                 )
                 for one in resumed[:MAX_EVENTS]
             ],
-            remedy=[_RESUMED, CAUSE.remedy],
+            remedy=[*loads.told_itself(case, _reasons(resumed)), _RESUMED, CAUSE.remedy],
             headline=f"{what} that {who} had to load anew never reached the layers",
         )  # fmt: skip
         return
@@ -119,16 +119,20 @@ def _where_others_came(case: Case, accepted: Sequence[LoadOf]) -> list[str]:
     return [_PASSED_OVER, _INTO] if came else []
 
 
+def _reasons(resumed: Sequence[LostResumed]) -> list[str]:
+    lines = (line for one in resumed for lines in one.reasons.values() for line in lines)
+    return list(dict.fromkeys(lines))
+
+
 def _resumed(case: Case) -> list[str]:
     """What preempted requests were to load anew, which the ledger of loads does not count."""
     resumed = case.run.lost_resumed
     if not resumed:
         return []
     tokens = sum(one.tokens for one in resumed)
-    said = dict.fromkeys(line for one in resumed for lines in one.reasons.values() for line in lines)
     return [
         f"of {plural(tokens, 'token')} accepted for requests that were preempted and let in anew "
         f"({count(len(resumed))} times) not all came; the ledger of loads counts a prompt once, by its first "
         "admission",
-        *list(said)[:1],
+        *_reasons(resumed)[:1],
     ]

@@ -105,6 +105,8 @@ def decide(token: LoadToken) -> LoadOutcome:
         return _NOT_OBSERVED
     if end == LoadEnd.LOADED and token.broken_off and not token.watched:
         return _NOT_OBSERVED
+    if silent:  # as an exception ended it, it seems
+        why = (*(line for line in token.caught if not any(line in one for one in why)), *why)
     return LoadOutcome(end, known if silent or end == LoadEnd.LOADED else Grade.READ, why, here)
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtrace.ledger.reported import caught_line
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.touches import columns_by_id, columns_of
@@ -158,7 +159,7 @@ def _complaints(scans: Sequence[SpoolScan]) -> dict[int, list[str]]:
             if isinstance(fact, facts.LogFact):
                 line = f'{fact.hook} logged "{fact.message[:200]}" ({fact.level.lower()})'
             elif isinstance(fact, facts.SwallowedFact):
-                line = f"{fact.hook} raised and caught {fact.type}: {fact.message[:160]} (at {fact.where})"
+                line = caught_line(fact.hook, fact)
             else:
                 continue
             if fact.hook in _LOADING and fact.step > 0 and line not in found[fact.step]:
