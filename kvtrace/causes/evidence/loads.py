@@ -14,6 +14,7 @@ from kvtrace.causes.case import MAX_EVENTS, Case, CaseRequest, kept_end
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding
 from kvtrace.causes.evidence import unlike
+from kvtrace.causes.evidence.logs import error
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
 from kvtrace.ledger.loads.seen import ELSEWHERE, OF_HIT, OF_NOBODY, OTHERS_REPORTED
@@ -266,8 +267,8 @@ _SOME_LAYERS = (
 _LOGGED = re.compile(r'\w+ logged ".*?" \(\w+\)')
 """A line of the connector's own, of the step that was to load."""
 _CAUGHT = (
-    "Mend what raised at {}; what can't be loaded is to be reported (get_block_ids_with_load_errors), not "
-    "passed over."
+    "Mend what raised at {}: {}; what can't be loaded is to be reported (get_block_ids_with_load_errors), "
+    "not passed over."
 )
 _GROUPS = (
     "Give each layer the blocks of its own KV cache group: the block ids are a list for each group, and "
@@ -286,7 +287,7 @@ def told_itself(case: Case, said: Iterable[str]) -> list[str]:
     the reasons of the ledger."""
     lines = sorted(said)
     if any(CAUGHT in line for line in lines) and (caught := handled(case)):
-        return [_CAUGHT.format(caught[0].where)]
+        return [_CAUGHT.format(caught[0].where, error(caught[0]))]
     return [f"See why {found[0]}" for found in map(_LOGGED.search, lines) if found][:1]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kvtrace.causes.case import Case
 from kvtrace.ledger.reported import BACKGROUND, SAVE_HOOKS
-from kvtrace.ledger.run import Engine, LogLine, Swallowed
+from kvtrace.ledger.run import Engine, HookException, LogLine, Swallowed
 from kvtrace.trace.facts import TOLD_EACH
 from kvtrace.words import plural
 
@@ -30,6 +30,11 @@ def place(hook: str) -> str:
     return _BACKGROUND.get(hook, hook)
 
 
+def error(fact: HookException | Swallowed) -> str:
+    """``OSError: no space``."""
+    return fact.type + (f": {shortened(fact.message)}" if fact.message else "")
+
+
 def exception_line(fact: Swallowed) -> str:
     """``OSError: no space (at store.py:12 in write), caught 8 times in 8 watched calls of save_kv_layer``."""
     times = f"{'at least ' if fact.count > TOLD_EACH else ''}{plural(fact.count, 'time')}"
@@ -38,8 +43,7 @@ def exception_line(fact: Swallowed) -> str:
         # Times, not calls: one call may raise for each of its requests.
         watched = f"{plural(fact.observed_calls, 'watched call')} of {fact.hook}"
         calls = f"caught {times} in {watched}"
-    message = f": {shortened(fact.message)}" if fact.message else ""
-    return f"{fact.type}{message} (at {fact.where}), {calls}"
+    return f"{error(fact)} (at {fact.where}), {calls}"
 
 
 def caught_where_it_saves(case: Case) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from kvtrace.causes.evidence.logs import error
 from kvtrace.causes.rule import (
     FAULT,
     NOTE,
@@ -65,7 +66,9 @@ def _remedy(raised: Sequence[HookException]) -> list[str]:
         return [f"make {path} a place where this user may write, or configure another one"]
     places = listed(dict.fromkeys(one.where for one in raised if one.where), 2)
     misfit = any(one.type == "TypeError" and _MISFIT.search(one.message) for one in raised)
-    return [f"Fix the connector at {places}{_DOCTOR if misfit else ''}." if places else CAUSE.remedy]
+    if not places:
+        return [CAUSE.remedy]
+    return [f"Fix the connector at {places}: {error(raised[0])}{_DOCTOR if misfit else ''}"]
 
 
 def rule(case: Case) -> Results:

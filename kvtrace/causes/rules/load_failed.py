@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.evidence.logs import exception_line
+from kvtrace.causes.evidence.logs import error, exception_line
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.seen import ANEW, REPORTED
 from kvtrace.ledger.reported import BACKGROUND, HARMLESS, LOAD_HOOKS
@@ -56,9 +56,10 @@ def rule(case: Case) -> Results:
         how = f"the connector reported it{', and vLLM computed them anew' if anew else ''}"
     raised = [one for one in case.run.exceptions if one.hook in LOAD_HOOKS]
     handled = loads.handled(case)
-    places = [*(one.where for one in raised), *(one.where for one in handled)]
-    evidence = [f"{one.hook}: {one.type}: {one.message} (at {one.where})" for one in raised[:2]]
+    evidence = [f"{one.hook}: {error(one)} (at {one.where})" for one in raised[:2]]
     evidence += [exception_line(one) for one in handled[:2]]
+    mend = [f"mend what raised at {one.where}: {error(one)}" for one in raised]
+    mend += [f"mend what raised at {one.where}: {error(one)}" for one in handled]
     evidence += loads.reasons_and_places(case, failed, CAUSE)
     after: dict[str, int] = {}
     for row in failed:
@@ -71,6 +72,6 @@ def rule(case: Case) -> Results:
         f"Loading failed for {plural(tokens, 'token')} of {of_all(len(failed), len(accepted), 'load')}: "
         f"{how}.",
         evidence=evidence,
-        remedy=[*(f"mend what raised at {place}" for place in places[:1]), CAUSE.remedy],
+        remedy=[*mend[:1], CAUSE.remedy],
         headline=f"loading failed for {plural(len(failed), 'request')}",
     )
