@@ -746,6 +746,16 @@ def test_load_never_finished(tmp_path: Path) -> None:
         assert text in words(finding), text
 
 
+@pytest.mark.parametrize("hook", ["get_finished", "start_load_kv"])
+def test_a_load_whose_end_no_hook_tells_never_finishes(tmp_path: Path, hook: str) -> None:
+    sim = Sim(tmp_path, connector_facts={"overrides": [hook]})
+    sim.load_begins("a", 128, 127)
+    sim.clock(6 * SECOND)
+    sim.finish("a", 127, 0, "FINISHED_ABORTED")
+    remedy = the(analyse(sim), "load-never-finished").remedy[0]
+    assert remedy.startswith("Look at get_finished" if hook == "get_finished" else "Define get_finished")
+
+
 def test_an_impatient_client_is_no_fault(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     sim.load_begins("a", 128, 127)

@@ -27,6 +27,11 @@ CAUSE = Cause(
     load_ends=(LoadEnd.NOT_FINISHED,),
 )
 
+_DEFINE = (
+    "Define get_finished: by it vLLM hears that a load is over, and this connector has none. "
+    "Every rank must report the request, also when its load failed."
+)
+
 
 def rule(case: Case) -> Results:
     asynchronous = [row for row in loads.accepted(case) if row.asynchronous]
@@ -45,6 +50,7 @@ def rule(case: Case) -> Results:
             f"{capital(of_all(len(never), len(asynchronous), 'asynchronous load'))} never finished: the "
             f"longest was open for {longest:.1f} s.",
             evidence=evidence,
+            remedy=[_DEFINE if any(case.engines[row.engine].mute for row in never) else CAUSE.remedy],
             headline=f"{plural(len(never), 'request')} waited for a load that never finished",
         )
     elif asynchronous:
