@@ -28,6 +28,7 @@ from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.case import Case, LostSpan, kept_before, make_case, stored_before
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.asynchronous import ASKED
 from kvtrace.terms import LIMIT, Grade
 from kvtrace.trace.format import Fact
@@ -702,6 +703,27 @@ def test_preempted_before_save(tmp_path: Path) -> None:
     assert diagnosis.findings[0].severity == "limit"
     diagnosis = run("kept", offered=True)
     assert ids(diagnosis) == [] and "preempted-before-save" in ruled_out(diagnosis)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_other_kv_for_a_preempted_request_is_told_with_it(tmp_path: Path, alike: bool) -> None:
+    """Its old blocks were offered for it: "not all of its tokens were offered again" was all that it got."""
+    sim = sim_of(tmp_path, "run", batched=128)
+    whole(sim, "a", 256)
+    sim.arrive(Prompt("c", 128, digest=3))
+    sim.step([Chunk("c", 0, 128, first=True)], prompts={"c": 128})
+    sim.preempt("c", 128)
+    sim.step([Chunk("c", 0, 128, resumed=True)], prompts={"c": 128})
+    sim.finish("c", 128)
+    sim.one_step("d", 160, [Entry("d", 160, 160, 0)], taken=128, digest=4)
+    sim.write()
+    run = read_run(tmp_path / "run")
+    rows = {one.id: row for row, one in enumerate(run.requests)}
+    loads = [replace(one, ends={LoadEnd.WRONG: 256}) if one.id == "d" else one for one in run.load_rows]
+    common = {rows["c"]: [(7, 64)], rows["d"]: [(7, 64)] if alike else [(8, 64)]}
+    found = the(diagnose(replace(run, load_rows=loads, in_common=common)), "preempted-before-save")
+    assert found.remedy[0].startswith("Of a preempted request drop what waits to be saved") is alike
+    assert any("that begin like theirs brought other KV" in line for line in found.evidence) is alike
 
 
 def test_aborted_before_save(tmp_path: Path) -> None:
