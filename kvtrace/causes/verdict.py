@@ -74,7 +74,7 @@ def _saves(case: Case, findings: list[Finding]) -> str:
         why += _most(case, reasons)
     everywhere = " in every layer on every rank" if partly else ""
     ended = {end for row in case.run.load_rows for end, amount in row.ends.items() if amount}
-    back = _WRONG if LoadEnd.WRONG in ended else _MISSING if ended & _NONE_CAME else ""
+    back = _NOT_AS_THEY_WERE if ended & _AMISS else ""
     return _tokens(prompts, why, reused, everywhere, few, back)
 
 
@@ -95,9 +95,8 @@ _AS = (
     ((Grade.DECLARED, Grade.NOT_OBSERVED), "announced for saving", ", and no more was seen of them"),
 )
 """What saved tokens are called that were not seen to leave, by how well it is seen that they were."""
-_WRONG = ", and came back wrong or are not known to come back"
-_NONE_CAME = frozenset({LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED})
-_MISSING = ", and did not come back or are not known to"
+_NOT_AS_THEY_WERE = ", and are not known to come back as they were"
+_AMISS = frozenset({LoadEnd.WRONG, LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED})
 
 
 def _named(prompts: Prompts, back: str = "") -> list[tuple[float, str, str]]:
