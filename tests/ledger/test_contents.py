@@ -305,6 +305,13 @@ def test_a_load_of_which_no_write_was_seen_wrote_nothing(tmp_path: Path, written
     assert lost.items() <= {end: tokens // BLOCK // LAYERS for end, tokens in accounts.items()}.items()
 
 
+def test_blocks_that_changed_were_written_whoever_saw_it(tmp_path: Path) -> None:
+    """What writes past the watch wrote one of three blocks of a load: what it had held before is known."""
+    accounts = _into_the_same_blocks(tmp_path, [8, 77, 6, 9]).loads.accounts
+    assert accounts[LoadEnd.NOT_WRITTEN] == 2 * BLOCK * LAYERS
+    assert accounts[LoadEnd.ALTERED] == BLOCK * LAYERS
+
+
 def test_a_load_that_was_not_written_leaves_others_altered(tmp_path: Path) -> None:
     """KV of fewer bits was called another's, as some other load had failed."""
     cache = Cache(tmp_path, kv_blocks=64).computes("a", [5, 6, 7, 8]).loads("b", [77, 78, 79, 9])

@@ -28,7 +28,14 @@ from typing import NamedTuple
 from kvtrace.ledger.contents.by_layer import ByLayer, Differing, numbered
 from kvtrace.ledger.contents.later import Later, held_later
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
-from kvtrace.ledger.contents.unwritten import Places, Written, pairs_written, remaining, unwritten_blocks
+from kvtrace.ledger.contents.unwritten import (
+    Places,
+    Written,
+    changed,
+    pairs_written,
+    remaining,
+    unwritten_blocks,
+)
 from kvtrace.ledger.intervals import Interval, length, union
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.steps import NEVER
@@ -57,6 +64,8 @@ class Wrong:
     explains that."""
     whose: tuple[tuple[int, int], Interval] | None = None
     """(row of a request, its pairs), and its positions that computed to this."""
+    changed: bool = False
+    """Its block of the cache is known to have held something else before."""
 
 
 Returned = tuple[int, tuple[Interval, ...]]
@@ -133,6 +142,7 @@ def compare(
     blocks: Counter[str] = Counter()
     same_before = remaining(workers, places) if places is not None else set()
     alone = unwritten_blocks(workers, places, written) if places is not None else {}
+    other = changed(workers, places) if places is not None else set()
     reused: dict[tuple[int, int], str] = {}
     salted: dict[int, list[Interval]] = defaultdict(list)
     shapes = dict.fromkeys(one.shape for one in workers)
@@ -154,7 +164,7 @@ def compare(
                 if requests[row].engine == requests[block.row].engine:
                     kept[key].append((block.start, block.end))
             if found:
-                wrong[block.row].append(found)
+                wrong[block.row].append(replace(found, changed=(pairs, block) in other))
                 sharing[block.row, block.end] = [
                     (row, judge.pairs_of(row)) for row in prefixes.sharing(block.row, block.end)
                 ]
@@ -187,7 +197,10 @@ def _nothing_written(wrong: dict[int, list[Wrong]], written: Written) -> None:
     the others either: of these it is not known what they had held."""
     for row, found in wrong.items():
         if not written.get(row) and any(one.unwritten for one in found):
-            wrong[row] = [one if one.whose else replace(one, unwritten=True, altered=False) for one in found]
+            wrong[row] = [
+                one if one.whose or one.changed else replace(one, unwritten=True, altered=False)
+                for one in found
+            ]
 
 
 def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:

@@ -93,6 +93,22 @@ def _held_before(one: Printed, places: Places) -> Iterator[tuple[Block, Set[int]
             held[at].add(block.start)
 
 
+def changed(printed: Sequence[Printed], places: Places) -> set[tuple[int, Block]]:
+    """Loaded blocks, with the pairs of their workers, of which it is known what the same block of the cache
+    had held, and that is not what they hold: somebody wrote there, seen or not."""
+    found: set[tuple[int, Block]] = set()
+    for one in printed:
+        size = max(1, one.shape.block_size)
+        held: dict[int, int] = {}
+        for block in sorted(one.blocks, key=lambda block: block.step):
+            at = places.block(block.row, one.group, block.start // size, block.step)
+            if block.origin is Origin.LOADED and held.get(at, block.value) != block.value:
+                found.add((one.pairs, block))
+            if at:
+                held[at] = block.value
+    return found
+
+
 def pairs_written(written: Written, block: Block) -> int:
     """The pairs, a bit each, in which something was seen to be written into a block."""
     found = 0
