@@ -78,12 +78,12 @@ def _directories(
     """Files by the configured directory that they lie in, else by the one that all others share."""
     files: dict[str, list[str]] = defaultdict(list)
     loose: list[str] = []
-    whole = {root: os.path.normpath(os.path.expanduser(root)).rstrip("/") for root in roots}
+    whole = {root: os.path.normpath(os.path.expanduser(root)).rstrip("/") + "/" for root in roots}
     for kind, path in wrote:
         if kind == DIRECTORY:
             # "~" stands for the user's home in a record, as it may in a configuration
-            here = os.path.expanduser(path) + "/"
-            root = next((root for root, of in whole.items() if here.startswith(of + "/")), None)
+            here = (os.path.expanduser(path) if path.startswith("~") else path) + "/"
+            root = next((root for root, of in whole.items() if here.startswith(of)), None)
             (loose if root is None else files[root]).append(path)
     for path in loose:
         files[_shared(path, loose)].append(path)

@@ -80,8 +80,10 @@ def overwritten_by_rank(
         (worker's index, call) of those whose files did not stay.
     """
     trust, found, apart = Trust(), set[tuple[int, At]](), 0
+    if len(workers) < 2:
+        return found, trust
     common = [_common(one.watched) for one in workers]
-    for row, step in enumerate(workers[0].stores.steps.tolist() if workers else ()):
+    for row, step in enumerate(workers[0].stores.steps.tolist()):
         writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
         """(file, layer) -> (time, worker, column) of those that wrote it."""
         for index, one in enumerate(workers):
