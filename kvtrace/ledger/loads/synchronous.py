@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -130,20 +131,6 @@ def _raised(loads: WorkerLoads, at: int) -> bool:
     return loads.has(at, LoadStepBit.RAISED) or bool(loads.having(at, PairBit.WAIT_RAISED).any())
 
 
-def _beside(accepted: Accepted, worker: Worker, seen: LoadsSeen) -> str:
-    """What its step wrote where nothing is to be loaded, "" nothing."""
-    asked = accepted.asked
-    own, others = seen.written.beside(worker, asked.request, asked.step, seen.loads.get(asked.step, {}))
-    said = (
-        [f"of its tokens {', '.join(f'{start}-{end}' for start, end in own[:3])} were, {OF_HIT}"]
-        if own
-        else []
-    )
-    if others and seen.alone:
-        said.append(f"of {plural(len(others), 'other request')} were, {ELSEWHERE}")
-    return "; ".join(f"slots {one}" for one in said)
-
-
 class _InStep:
     """A load on one worker, in its step (row ``at`` of the worker's loads)."""
 
@@ -161,7 +148,6 @@ class _InStep:
         # Of each KV layer:
         asked = accepted.asked
         self._missing = seen.written.missing(worker, asked.request, asked.positions, [self._step], self._step)
-        self._beside = _beside(accepted, worker, seen)
         self._wrote: list[int] = loads.measured(at, self._waits).tolist()
         self._wait_raised: list[bool] = loads.having(at, PairBit.WAIT_RAISED).tolist()
         self._op_t: list[int] = loads.op_t[at].tolist()
@@ -171,6 +157,18 @@ class _InStep:
     def begun(self) -> bool:
         """Whether it was seen when the attention of each layer began."""
         return NEVER not in self._op_t
+
+    @cached_property
+    def _beside(self) -> str:
+        """What its step wrote where nothing is to be loaded, "" nothing."""
+        asked = self._accepted.asked
+        loads = self._seen.loads.get(self._step, {})
+        own, others = self._seen.written.beside(self._worker, asked.request, self._step, loads)
+        parts = ", ".join(f"{start}-{end}" for start, end in own[:3])
+        said = [f"slots of its tokens {parts} were, {OF_HIT}"] if own else []
+        if others and self._seen.alone:
+            said.append(f"slots of {plural(len(others), 'other request')} were, {ELSEWHERE}")
+        return "; ".join(said)
 
     def pair(self, pair: int, failed: Failed) -> InPair:
         """What is known of the load in one KV layer."""
