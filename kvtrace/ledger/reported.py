@@ -156,6 +156,11 @@ class Caught:
         """Without what may be ordinary control flow."""
         return Caught(tuple(fact for fact in self.facts if not fact.broad))
 
+    @property
+    def ended(self) -> Caught:
+        """Those that ended the work in which they came."""
+        return Caught(tuple(filter(ended_its_work, self.facts)))
+
     def layer_calls(self, layers: int) -> int:
         """Calls of a layer that they may concern; one of a hook without a layer concerns all ``layers``."""
         return sum(_most(fact.count) * (1 if fact.layer else layers) for fact in self.facts)
@@ -204,6 +209,12 @@ def may_end_a_save(fact: Swallowed) -> bool:
     telling = fact.type not in HARMLESS or (fact.type == "TimeoutError" and fact.went_on is False)
     saving = fact.hook in _SAVING and (not fact.asked_by or fact.asked_by in _SAVING)
     return telling and saving and not fact.broad and fact.went_on is not True
+
+
+def ended_its_work(fact: Swallowed) -> bool:
+    """Whether it is known that its call did no more; of an error of the system's (a full disk) that is taken
+    for granted. Where no KV was touched, before or after, the call may have tried once more."""
+    return fact.ended or fact.went_on is False or (fact.went_on is None and fact.message.startswith("[Errno"))
 
 
 CAUGHT = "raised and caught"

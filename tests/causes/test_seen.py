@@ -209,12 +209,22 @@ def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
     run = run_of(tmp_path)
     step, worker = run.entries[0].step, run.engines[0].workers[0]
     caught = Caught((swallowed(places=((step, ""),)),))
-    (read,) = reads_of(Touch(step, 0, 0b11, ((0, 64),), account=account), worker, caught)
+    touch = Touch(step, 0, 0b11, ((0, 64),), account=account)
+    (read,) = reads_of(touch, worker, caught)
     assert read.end == (end, grade)
+    # It may have been put once more, in halves: a batch that was refused, and landed.
+    (read,) = reads_of(touch, worker, Caught((swallowed(places=((step, ""),), message="503 slow down"),)))
+    assert read.end == (end, grade if end == SaveEnd.SAVED else Grade.NOT_OBSERVED)
 
 
-@pytest.mark.parametrize("kind", ["OSError", "RuntimeError"])
-def test_what_is_not_observed_for_an_exception_is_a_fault(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "message", "severity"),
+    [("OSError", "[Errno 122] quota", "fault"), ("RuntimeError", "[Errno 122] quota", "fault"),
+     ("ConnectionError", "503 slow down", "limit")],
+)  # fmt: skip
+def test_what_is_not_observed_for_an_exception_is_a_fault(
+    tmp_path: Path, kind: str, message: str, severity: str
+) -> None:
     run = run_of(tmp_path)
     step = run.entries[0].step
 
@@ -227,9 +237,11 @@ def test_what_is_not_observed_for_an_exception_is_a_fault(tmp_path: Path, kind: 
     # Of what it generated later nothing is known either, and no exception was caught there.
     later = run.whole[0]._replace(outcome=NOT_OBSERVED, ended=int(SaveEnd.NOT_OBSERVED), amount=3, prompt=0)
     run = replace(run, base=unknown(run.base), whole=[*unknown(run.whole), later])
-    diagnosis = diagnose(replace(run, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
+    caught = swallowed(type=kind, message=message, places=((step, ""),))
+    diagnosis = diagnose(replace(run, swallowed=(caught,)))
     first = diagnosis.findings[0]
-    assert (first.id, first.severity, first.tokens) == ("exception-swallowed", "fault", 64)
+    assert (first.id, first.severity, first.tokens) == ("exception-swallowed", severity, 64)
+    assert first.title.endswith("Was it tried once more?") == (severity == "limit")
     assert first.grade == Grade.READ
     assert "nothing shows that they came to rest" in first.title
     assert "not-saved:exception-swallowed" not in diagnosis.saves.accounts

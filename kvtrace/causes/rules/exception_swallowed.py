@@ -10,6 +10,7 @@ from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
 from kvtrace.causes.rule import (
     FAULT,
+    LIMIT,
     NOTE,
     SAVES,
     Case,
@@ -23,7 +24,14 @@ from kvtrace.causes.rule import (
     Turn,
 )
 from kvtrace.causes.rules import stored_nothing
-from kvtrace.ledger.reported import ALL_SAID, BACKGROUND, HARMLESS, SAVE_HOOKS, may_end_a_save
+from kvtrace.ledger.reported import (
+    ALL_SAID,
+    BACKGROUND,
+    HARMLESS,
+    SAVE_HOOKS,
+    ended_its_work,
+    may_end_a_save,
+)
 from kvtrace.ledger.run import Swallowed
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace.facts import Limit
@@ -222,10 +230,13 @@ def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
     tokens = sum(_in_doubt(case, r) for r in whose)
     where = place(first.hook) + (f", in work of {first.asked_by}" if first.asked_by else "")
     ended = "ended the work" if first.ended else "was caught"
+    known = any(_ends_a_save(fact) or ended_its_work(fact) for fact in facts)
     return case.finding(
         CAUSE,
         f"{first.type} {ended} in {where}: {plural(tokens, 'token')} of {plural(len(whose), 'request')} were "
-        "read from the KV cache in these steps, and nothing shows that they came to rest.",
+        "read from the KV cache in these steps, and nothing shows that they came to rest."
+        + ("" if known else " Was it tried once more?"),
+        severity=FAULT if known else LIMIT,
         tokens=tokens,
         requests=len(whose),
         grade=Grade.READ,

@@ -64,7 +64,7 @@ class Read:
         pairs: a bit each.
         stale: positions that were read before they were computed.
         account: what became of what was read; ``sent_to``: the peer of what was sent.
-        caught: the connector handled an exception of its own there.
+        caught: the connector handled an exception of its own there; ``went_on``: and may have gone on.
         other: these are not the tokens that were meant: other slots were read for them, or they for others.
         late: ... as their blocks were another request's by then.
         blind: why it can't be told whose tokens these were, or whether they were read at all.
@@ -80,6 +80,7 @@ class Read:
     account: Account = Account.OPEN
     sent_to: str = ""
     caught: bool = False
+    went_on: bool = False
     other: bool = False
     late: bool = False
     blind: Blind = Blind.NO
@@ -95,7 +96,8 @@ class Read:
             return SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED
         end, grade = _ENDS[self.account]
         if self.caught and (end, grade) == (SaveEnd.SAVED, Grade.READ):
-            return SaveEnd.CAUGHT, Grade.READ if self.account == Account.OPEN else Grade.NOT_OBSERVED
+            known = self.account == Account.OPEN and not self.went_on
+            return SaveEnd.CAUGHT, Grade.READ if known else Grade.NOT_OBSERVED
         if self.unnamed and end == SaveEnd.SAVED:
             return end, Grade.READ
         return end, grade
@@ -362,8 +364,12 @@ def reads_of(touch: Touch, worker: Worker, caught: Caught) -> Iterator[Read]:
     )  # fmt: skip
     layers = enumerate(worker.kv_layers) if caught.facts else ()
     failed = sum(1 << layer for layer, name in layers if caught.at(touch.step, name)) & touch.columns
-    if failed:
-        yield replace(read, pairs=failed, caught=True)
+    ended = sum(
+        1 << layer for layer, name in enumerate(worker.kv_layers) if caught.ended.at(touch.step, name)
+    )
+    for pairs, went_on in ((failed & ended, False), (failed & ~ended, True)):
+        if pairs:
+            yield replace(read, pairs=pairs, caught=True, went_on=went_on)
     if touch.columns & ~failed:
         yield replace(read, pairs=touch.columns & ~failed)
 
