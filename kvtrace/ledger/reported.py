@@ -212,9 +212,9 @@ def may_end_a_save(fact: Swallowed) -> bool:
 
 
 def ended_its_work(fact: Swallowed) -> bool:
-    """Whether it is known that its call did no more; of an error of the system's (a full disk) that is taken
-    for granted. Where no KV was touched, before or after, the call may have tried once more."""
-    return fact.ended or fact.went_on is False or (fact.went_on is None and fact.message.startswith("[Errno"))
+    """Whether it ended a job, or is an error of the system's (a full disk). After any other the call may have
+    tried once more, or elsewhere: what is put into memory is not seen."""
+    return fact.ended or fact.message.startswith("[Errno")
 
 
 CAUGHT = "raised and caught"

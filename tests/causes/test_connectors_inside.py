@@ -43,9 +43,8 @@ def swallow(sim: Several, name: str) -> None:
             sim.workers[0].fact(
                 Fact.SWALLOWED,
                 {"hook": "save_kv_layer", "connector": sim.inner[name][1], "type": "ConnectionRefusedError",
-                 "message": "refused", "where": "store.py:12 in put", "layer": layer,
-                 "step": sim.tag << 32 | n, "count": count, "observed_calls": count, "logged": False,
-                 "went_on": False},
+                 "message": "[Errno 111] refused", "where": "store.py:12 in put", "layer": layer,
+                 "step": sim.tag << 32 | n, "count": count, "observed_calls": count, "logged": False},
             )  # fmt: skip
 
 

@@ -226,7 +226,7 @@ def test_exceptions_that_end_work_of_which_nothing_was_saved(
     assert said(diagnosis, "exception-swallowed").startswith(severity)
 
 
-SWALLOWED = {"hook": "save_kv_layer", "connector": 71, "type": "OSError", "message": "disk is full",
+SWALLOWED = {"hook": "save_kv_layer", "connector": 71, "type": "OSError", "message": "[Errno 28] full",
              "where": "store.py:12 in write"}  # fmt: skip
 
 
@@ -253,7 +253,7 @@ def test_exception_swallowed(tmp_path: Path) -> None:
     assert tokens(diagnosis) == {"not-saved:exception-swallowed": 192}
     text = said(diagnosis, "exception-swallowed")
     assert text.startswith("fault")
-    assert "OSError: disk is full (at store.py:12 in write), caught 4 times in 4 watched calls" in text
+    assert "OSError: [Errno 28] full (at store.py:12 in write), caught 4 times in 4 watched calls" in text
     assert 'logged "could not write" (error, my.store, 4 times; no handler shows it)' in text
     assert "store.py:12" in diagnosis.findings[0].remedy[0]
 

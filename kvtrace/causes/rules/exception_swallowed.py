@@ -53,8 +53,9 @@ CAUSE = Cause(
         "ended a piece of work that saves, in a hook or in the background, and nothing shows that what was "
         "read for it came to rest; where no token was seen to be saved, as often as there were requests. "
         "That a file is there or not is how code finds out what is; it counts where nobody caught it, and "
-        "it ended the work, or all files that were opened to write were not there afterwards. A note "
-        "where the same call went on."
+        "it ended the work, or all files that were opened to write were not there afterwards. A choice "
+        "where the call may have tried once more: what is put into memory is not seen. A note where the same "
+        "call went on, or all tokens are accounted for."
     ),
     remedy="Fix the connector where it catches the exception; the evidence names the place.",
     save_ends=(SaveEnd.CAUGHT,),
@@ -94,7 +95,7 @@ def claim_read(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[In
     steps = {span.step, *(entry.step for entry in entries if entry.slots > 0)}
     for fact in case.run.swallowed:
         at = {step for step, _ in fact.places}
-        if _ends_a_save(fact) and (steps & at or 0 in at or _goes_on(fact, max(steps))):
+        if _ends_a_save(case, fact) and (steps & at or 0 in at or _goes_on(fact, max(steps))):
             return unclaimed
     return []
 
@@ -189,17 +190,20 @@ def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
 def _lost_work(case: Case, fact: Swallowed) -> bool:
     """Whether an exception ended work that saves, and nothing shows that it came to rest all the same."""
     whose = _concerned(case, [fact])
-    return bool(whose) and (_ends_a_save(fact) or (may_end_a_save(fact) and any(r.caught for r in whose)))
+    return bool(whose) and (
+        _ends_a_save(case, fact) or (may_end_a_save(fact) and any(r.caught for r in whose))
+    )
 
 
-def _ends_a_save(fact: Swallowed) -> bool:
+def _ends_a_save(case: Case, fact: Swallowed) -> bool:
     """Whether an exception ended a piece of work that saves."""
     saving = (fact.asked_by or SAVE_HOOKS[0]) if fact.hook in BACKGROUND else fact.hook
     if saving not in _SAVE_PATH or fact.went_on or fact.broad:
         return False
     if fact.type in _FINDS_OUT and not fact.ended:
         return fact.in_vain
-    if fact.ended or fact.went_on is False:
+    # What is put into memory is not seen: its call may have gone on with that.
+    if fact.ended or (fact.went_on is False and any(one.went for one in case.run.outside)):
         return fact.type not in _ENDS_A_LOOP
     # It is not known whether the work went on: no KV was touched in it, before or after.
     return fact.message.startswith("[Errno")
@@ -230,7 +234,7 @@ def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
     tokens = sum(_in_doubt(case, r) for r in whose)
     where = place(first.hook) + (f", in work of {first.asked_by}" if first.asked_by else "")
     ended = "ended the work" if first.ended else "was caught"
-    known = any(_ends_a_save(fact) or ended_its_work(fact) for fact in facts)
+    known = any(_ends_a_save(case, fact) or ended_its_work(fact) for fact in facts)
     return case.finding(
         CAUSE,
         f"{first.type} {ended} in {where}: {plural(tokens, 'token')} of {plural(len(whose), 'request')} were "
@@ -249,7 +253,8 @@ def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
 
 def _caught(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Exceptions were caught, and no token is known to be lost by them."""
-    loud = [f for f in facts if f.logged and f.hook in SAVE_HOOKS]
+    open_ends = not all_accounted(case)
+    loud = [f for f in facts if open_ends and f.logged and f.hook in SAVE_HOOKS]
     loud += [fact for fact in _where_nothing_is_seen(case, facts) if fact not in loud]
     shown = loud or facts
     return case.finding(
@@ -286,7 +291,7 @@ def _where_nothing_is_seen(case: Case, facts: Sequence[Swallowed]) -> list[Swall
         fact
         for fact in facts
         if fact.count * 2 >= unseen
-        and ((fact.hook == "thread" and fact.logged) or (nothing and _ends_a_save(fact)))
+        and ((fact.hook == "thread" and fact.logged) or (nothing and _ends_a_save(case, fact)))
     ]
 
 
