@@ -42,12 +42,28 @@ def rule(case: Case) -> Results:
             case,
             CAUSE,
             f"{plural(lost, 'token')} came back as other numbers than were computed, {where}{size}.{meant}",
-            evidence=[*loads.reasons_and_places(case, hit, CAUSE), "none of them is known to be other KV"],
+            evidence=[
+                *([_IN_PART.format(plural(equal, "block"))] if equal else []),
+                *loads.reasons_and_places(case, hit, CAUSE),
+                "none of them is known to be other KV",
+            ],
             headline="loaded blocks hold other numbers than were computed",
-            remedy=first or ([f"{_ASK} {_ORDER}"] if whole else [CAUSE.remedy, _ORDER]),
+            remedy=first
+            or [
+                *([_PARTS] if equal else []),
+                *([f"{_ASK} {_ORDER}"] if whole else [CAUSE.remedy, _ORDER]),
+            ],
         )
 
 
+_IN_PART = (
+    "{} came back bit for bit: a store of fewer bits gives that where one of its tiers keeps all; "
+    "else a part of the others (V, some heads) came late, or from another place"
+)
+_PARTS = (
+    "Where no tier keeps fewer bits: see that a load is named in get_finished only once K and V are "
+    "written, in every layer, and that both come from the same place of the store."
+)
 _ORDER = (
     "Rounding is a small part of the numbers; where it is more, compare the order of dimensions in which KV "
     "is written with that in which it is read back."
