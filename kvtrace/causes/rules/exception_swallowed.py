@@ -206,7 +206,7 @@ def _ends_a_save(case: Case, fact: Swallowed) -> bool:
     if fact.ended or (fact.went_on is False and any(one.went for one in case.run.outside)):
         return fact.type not in _ENDS_A_LOOP
     # It is not known whether the work went on: no KV was touched in it, before or after.
-    return fact.message.startswith("[Errno")
+    return ended_its_work(fact)
 
 
 def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[CaseRequest]:

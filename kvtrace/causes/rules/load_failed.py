@@ -7,6 +7,7 @@ from kvtrace.causes.evidence.logs import error, exception_line
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.seen import ANEW, REPORTED
 from kvtrace.ledger.reported import BACKGROUND, HARMLESS, LOAD_HOOKS
+from kvtrace.ledger.run import HookException, Swallowed
 from kvtrace.versions import since
 from kvtrace.words import of_all, plural
 
@@ -58,8 +59,8 @@ def rule(case: Case) -> Results:
     handled = loads.handled(case)
     evidence = [f"{one.hook}: {error(one)} (at {one.where})" for one in raised[:2]]
     evidence += [exception_line(one) for one in handled[:2]]
-    mend = [f"mend what raised at {one.where}: {error(one)}" for one in raised]
-    mend += [f"mend what raised at {one.where}: {error(one)}" for one in handled]
+    failing: list[HookException | Swallowed] = [*raised, *handled]
+    mend = [f"mend what raised at {one.where}: {error(one)}" for one in failing[:1]]
     evidence += loads.reasons_and_places(case, failed, CAUSE)
     after: dict[str, int] = {}
     for row in failed:
@@ -72,6 +73,6 @@ def rule(case: Case) -> Results:
         f"Loading failed for {plural(tokens, 'token')} of {of_all(len(failed), len(accepted), 'load')}: "
         f"{how}.",
         evidence=evidence,
-        remedy=[*mend[:1], CAUSE.remedy],
+        remedy=[*mend, CAUSE.remedy],
         headline=f"loading failed for {plural(len(failed), 'request')}",
     )

@@ -83,8 +83,8 @@ def rule(case: Case) -> Results:
         title = f"{name} {did} no block that two prefill chunks fill together, of {affected}. Is that meant?"
         headline = "blocks that two prefill chunks fill together are not stored"
     else:
-        rule_of_loads = "those that it loads for" if loads else "by a rule that is not known"
-        by = "as they ask for no transfer" if unasked else rule_of_loads
+        by = "those that it loads for" if loads else "by a rule that is not known"
+        by = "as they ask for no transfer" if unasked else by
         title = f"{name} {did} {what} of {affected} for storing, {by}. Is that meant?"
         headline = f"the connector {did} {what} of {affected} for storing"
     yield case.finding(

@@ -362,16 +362,19 @@ def reads_of(touch: Touch, worker: Worker, caught: Caught) -> Iterator[Read]:
         touch.step, touch.columns, touch.positions, touch.stale, touch.account, touch.sent_to,
         blind=Blind.OTHER_SLOTS if touch.late_for else Blind.NO, overdue=touch.overdue,
     )  # fmt: skip
-    layers = enumerate(worker.kv_layers) if caught.facts else ()
-    failed = sum(1 << layer for layer, name in layers if caught.at(touch.step, name)) & touch.columns
-    ended = sum(
-        1 << layer for layer, name in enumerate(worker.kv_layers) if caught.ended.at(touch.step, name)
-    )
-    for pairs, went_on in ((failed & ended, False), (failed & ~ended, True)):
+    failed = _calls_of(caught, touch.step, worker) & touch.columns
+    ended = failed and failed & _calls_of(caught.ended, touch.step, worker)
+    for pairs, went_on in ((ended, False), (failed & ~ended, True)):
         if pairs:
             yield replace(read, pairs=pairs, caught=True, went_on=went_on)
     if touch.columns & ~failed:
         yield replace(read, pairs=touch.columns & ~failed)
+
+
+def _calls_of(caught: Caught, step: int, worker: Worker) -> int:
+    """The worker's layers, a bit each, in whose call of a step one of these came."""
+    layers = enumerate(worker.kv_layers) if caught.facts else ()
+    return sum(1 << layer for layer, name in layers if caught.at(step, name))
 
 
 def _told_apart(read: Read, others: OtherSlots) -> Iterator[Read]:
