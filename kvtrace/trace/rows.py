@@ -483,9 +483,8 @@ class BlockPrints(NamedTuple):
 
 
 class BlockPrintsAgain(BlockPrints):
-    """As PRINTS, of loaded blocks that held what they had held before: what they hold after ``step``, which
-    is later than their first use. The request may be over by then; a block that was given to another since
-    says nothing of it."""
+    """As PRINTS, of loaded blocks: what they hold after ``step``, which is later than their first use. The
+    request may be over by then; a block that was given to another since says nothing of it."""
 
 
 NUMBERS, NUMBER_BITS = 9, 21

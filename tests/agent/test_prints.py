@@ -11,6 +11,7 @@ import pytest
 
 from kvtrace.agent.kv.caches import CACHES
 from kvtrace.agent.prints import prints as prints_module
+from kvtrace.agent.prints import rechecks
 from kvtrace.agent.prints.prints import Prints
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, PromptBlocks
@@ -258,13 +259,25 @@ def test_a_load_that_changed_nothing_is_looked_at_again(trace: Any) -> None:
     assert [prints == before[:2] for _, prints in looks] == [True, True, False]
 
 
-def test_a_load_that_wrote_is_not_looked_at_again(trace: Any) -> None:
+def test_loads_that_wrote_are_looked_at_as_their_blocks_go(trace: Any) -> None:
     engine = Engine()
     engine.step([1, 2, 3])
     load(engine, "b", [1, 2, 4], STEP + 1, writes=True)
-    steps(engine, STEP + 2, STEP + 9)
-    engine.prints.ends()
+    load(engine, "c", [5, 6], STEP + 1, writes=True)
+    steps(engine, STEP + 2, STEP + 9, finished={"b", "c"})
+    steps(engine, STEP + 9, STEP + 9, admitted=[new("hit", 12, [1, 2, 7], computed=8)])
     assert again(trace) == []
+    steps(engine, STEP + 10, STEP + 10, admitted=[new("d", 4, [2])])
+    engine.prints.ends()
+    assert [(step, len(prints)) for step, prints in again(trace)] == [(9, 2), (10, 1)]
+
+
+def test_as_many_blocks_wait_as_there_is_room_for(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rechecks, "MOST_WAITING", 2)
+    engine = Engine()
+    for at, request in enumerate(("b", "c", "d")):
+        load(engine, request, [at + 1, 6], STEP + at, writes=True)
+    assert list(engine.prints._rechecks.waiting) == [(0, 2), (0, 3)]
 
 
 def test_blocks_reused_without_a_load_are_not_looked_at_again(trace: Any) -> None:
@@ -282,7 +295,6 @@ def test_loads_are_looked_at_as_request_blocks_or_connector_end(trace: Any) -> N
     engine.step([1, 2, 3])
     load(engine, "b", [1, 2, 4], STEP + 1)
     load(engine, "c", [3, 5], STEP + 2)
-    del engine.prints._rechecks.waiting[0].filled.blocks[2:]
     steps(engine, STEP + 3, STEP + 6, finished={"b"})
     steps(engine, STEP + 7, STEP + 7, admitted=[new("d", 4, [2])])
     engine.prints.ends()

@@ -14,6 +14,7 @@ from synth import Chunk, Entry, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.case import Case, make_case
+from kvtrace.causes.rule import FAULT
 from kvtrace.causes.rules import kv_altered
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.contents.compare import Contents, Wrong, compare
@@ -466,6 +467,18 @@ def test_a_block_that_is_computed_after_all_says_nothing(tmp_path: Path) -> None
     cache.sim.step([Chunk("b", 0, 128)], prompts={"b": 128})
     run = _looked_at(cache, [5, 6, 7]).run()
     assert not run.loads.accounts.get(LoadEnd.USED_BEFORE)
+
+
+def test_a_block_in_part_that_is_whole_later_was_loaded_late(tmp_path: Path) -> None:
+    """Each layer held something new when attention used it, such as keys without their values."""
+    cache = Cache(tmp_path, kv_blocks=64).computes("a", [5, 6, 7, 8])
+    cache.sim.give("b", [21, 22, 23, 24], flags=int(Flag.FIRST))
+    run = _looked_at(cache.loads("b", [5, 36, 37, 9]), [5, 6, 38]).run()
+    assert run.loads.accounts.get(LoadEnd.USED_BEFORE) == BLOCK * LAYERS
+    assert run.compared == {"equal": 1, "wrong": 1, "altered": 1}
+    (fault,) = (one for one in diagnose(run).findings if one.severity is FAULT)
+    assert fault.id == "load-after-use" and fault.tokens == BLOCK
+    assert any("2 steps later they are what theirs computed to" in line for line in fault.evidence)
 
 
 def test_a_later_change_in_a_block_loaded_right_is_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ Of each layer's own sum 21 bits are kept as well (LAYERS), of loaded blocks and 
 there is room for, where the connector may load at all: they say which layers differ, and where a layer holds
 another one's KV.
 
-Loaded blocks that hold what they held before are hashed again later (``rechecks.py``): REPRINTS records.
+Loaded blocks are hashed again later (``rechecks.py``): REPRINTS records.
 
 It costs several times a copy of these blocks, and has an account of its own beside the watch's. What it does
 not allow is left out, and what was not printed is compared with nothing.
@@ -46,6 +46,9 @@ _GATHERED = {"cpu": 1 << 18, "cuda": 4 << 20}
 """Bytes of KV that are hashed at once: what a core's cache holds, and what a device has room for. It takes
 about four times that while it lasts."""
 _LARGEST_BLOCK = 8 << 20
+_SPARE = 4
+"""A second look at blocks is taken where the account holds as much as so many of it: the first look at
+others goes before."""
 _MOST_WAITING = 64
 MOST_NUMBERS = 1 << 20
 """Of single layers that a worker writes, of computed blocks and of loaded ones: 8 MB of its trace, or more
@@ -162,7 +165,7 @@ class Prints:
     def begins(self, output: Any, step: int) -> None:
         """A step begins."""
         if self._rechecks.waiting and step:
-            self._recheck(lambda: self._rechecks.leaving(output))
+            self._recheck(lambda: self._rechecks.leaving(output, self._sizes))
             self._rechecks.step = step
 
     def ends(self) -> None:
@@ -177,7 +180,7 @@ class Prints:
         planned, self._planned = self._planned, None
         if planned is not None or self._waiting or (self._kept is not None and self._kept.waiting):
             self._safely(lambda: self._of_step(planned))
-        if self._rechecks.waiting and any(one.due <= self._rechecks.step for one in self._rechecks.waiting):
+        if any(one.due <= self._rechecks.step for one in self._rechecks.unchanged):
             self._recheck(self._rechecks.due)
 
     def _safely(self, work: Callable[[], None]) -> None:
@@ -225,7 +228,7 @@ class Prints:
         began, torch, filled = processor_clock(), sys.modules["torch"], planned.filled
         of_block = [sum(layer.nbytes for layer in layers) for layers in self._groups]
         nbytes = sum(len(one.blocks) * of_block[one.group] for one in filled)
-        if not self.account.holds(nbytes * self._rate):
+        if not self.account.holds(nbytes * self._rate * (_SPARE if planned.recheck else 1)):
             return
         sums = []
         for group, layers in enumerate(self._groups):

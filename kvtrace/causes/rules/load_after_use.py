@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.loads.decide import HELD_BEFORE, TOO_LATE
+from kvtrace.ledger.loads.decide import TOO_LATE, WRITTEN_AFTER_USE
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import of_all, plural
 
@@ -21,7 +21,7 @@ CAUSE = Cause(
         "it ran in a FULL graph, which waits for nothing, under a connector that loads layer by layer (this "
         "last one is not yet seen live). Or, by the fingerprints, whoever was to write: when attention used "
         "the blocks they held what they had held before, and some steps later, while they were given to "
-        "nobody else, other KV."
+        "nobody else, other KV; or they held what is not theirs, and later what their tokens compute to."
     ),
     remedy=(
         "Load all layers in start_load_kv where a layer does not pass vLLM's attention op. With graphs, "
@@ -33,7 +33,7 @@ CAUSE = Cause(
 
 
 TOLD_EARLY = "In get_finished, name a load only once its last slot is written, in every layer."
-_WRITTEN_LATE = frozenset({TOO_LATE, HELD_BEFORE})
+_WRITTEN_LATE = frozenset({TOO_LATE, WRITTEN_AFTER_USE})
 _WAITED_TOO_SHORT = (
     "Let wait_for_layer_load return only once its own layer is written (or start_load_kv, once all are): "
     "attention was told to wait, and what it waited for was written later."

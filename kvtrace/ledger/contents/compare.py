@@ -169,10 +169,10 @@ def compare(
                     (row, judge.pairs_of(row)) for row in prefixes.sharing(block.row, block.end)
                 ]
     _nothing_written(wrong, written)
-    _altered(wrong, blocks)
     if places is not None:
-        later = held_later(workers, places, lambda one, block: judges[one.shape].is_wrong(block))
+        later = held_later(workers, places, lambda one, block: judges[one.shape].is_its_own(block))
         _look_later(wrong, later, requests)
+    _altered(wrong, blocks)
     found_reused = [(row, why) for (row, _), why in sorted(reused.items())]
     return Contents(
         wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written), found_reused,
@@ -205,8 +205,8 @@ def _nothing_written(wrong: dict[int, list[Wrong]], written: Written) -> None:
 
 def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:
     """Where one block is known to be other KV, the others are no store of fewer bits. What was not written
-    says nothing of that."""
-    every = [one for found in wrong.values() for one in found if not one.unwritten]
+    says nothing of that, nor what came too late."""
+    every = [one for found in wrong.values() for one in found if not (one.unwritten or one.late)]
     if every and all(one.altered for one in every):
         blocks.update({ALTERED: len(every), WRONG: -len(every)})
         blocks += Counter()  # leaves zeros out
@@ -252,7 +252,8 @@ def _look_later(
     wrong: dict[int, list[Wrong]], later: Mapping[tuple[int, int, int], Later], requests: Sequence[Request]
 ) -> None:
     """Tell those that were written too late from those that were not. Where the loads of an engine are seen
-    to come too late, one whose blocks could be looked at for less long than that takes is no other."""
+    to come too late, one whose blocks could be looked at for less long than that takes is no other. What was
+    written in part, and is right later, was late as well."""
     longest: dict[int, int] = {}
     for (_, row, _), then in later.items():
         if then.late and any(one.unwritten for one in wrong.get(row, ())):
@@ -266,6 +267,9 @@ def _look_later(
                 late = held.late or (not held.changed and held.steps < most)
                 why = f"{one.why}, when attention used them; {_said(held, most)}"
                 found[at] = replace(one, why=why, unwritten=not late, late=late)
+            elif held.right:
+                why = f"{one.why}, when attention used them; {held.after} they are what theirs computed to"
+                found[at] = replace(one, why=why, late=True, altered=False)
 
 
 _NOT_LOOKED_AT = Later(False, -1)
@@ -418,9 +422,11 @@ class _Judge:
         self._strange[self._prefixes.digest(block.row, block.end), block.end].add(block.value)
         return None
 
-    def is_wrong(self, block: Block) -> bool:
-        """Whether it is another's KV, or not what its tokens computed to."""
-        return self._telling and bool(self._another_s(block) or self._nobody_s(block))
+    def is_its_own(self, block: Block) -> bool | None:
+        """Whether it is what its tokens computed to; False: another's KV, or nobody's; None: not known."""
+        if self.savers(block):
+            return True
+        return False if self._telling and (self._another_s(block) or self._nobody_s(block)) else None
 
     def differing(self, block: Block) -> Differing:
         """Which layers are not what the same tokens computed to, and what is in them; None: it may be all."""

@@ -1,8 +1,9 @@
-"""Loaded blocks that held, when attention used them, what they had held before: what they held later.
+"""Loaded blocks as they stood some time after their use.
 
 Nobody computes what was loaded. So what changes in such a block after its use was written by the load, too
 late, as long as the block was given to nobody else, and does not hold by then what is known not to be its
-KV: that may be another load's. What stays as it is says so for as long as it was looked at.
+KV: that may be another load's. A block that held what it had held before, and stays so, says so for as long
+as it was looked at.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from kvtrace.words import plural
 
 class Later(NamedTuple):
     """``changed``: it holds other KV than when it was used. ``steps``: how much later that was seen first;
-    where it did not change, how long it was looked at. ``wrong``: that is not its KV either."""
+    where it did not change, how long it was looked at. ``right``: it is what its tokens computed to;
+    ``wrong``: it never was, and is not its KV as it changed first."""
 
     changed: bool
     steps: int
     wrong: bool = False
+    right: bool = False
 
     @property
     def late(self) -> bool:
@@ -35,12 +38,12 @@ class Later(NamedTuple):
 
 
 def held_later(
-    printed: Sequence[Printed], places: Places, is_wrong: Callable[[Printed, Block], bool]
+    printed: Sequence[Printed], places: Places, is_its_own: Callable[[Printed, Block], bool | None]
 ) -> Mapping[tuple[int, int, int], Later]:
     """(pairs, row, begin) -> what is known of it, of each loaded block that was looked at again.
 
     Args:
-        is_wrong: whether a block is known to hold other KV than its tokens compute to.
+        is_its_own: whether a block holds what its tokens compute to; None: it is not known.
     """
     found: dict[tuple[int, int, int], Later] = {}
     for one in printed:
@@ -56,7 +59,8 @@ def held_later(
             if at and not places.given_since(at, one.group, first.step, block.step):
                 key = one.pairs, block.row, block.start
                 before = found.get(key)
-                if before is None or not before.changed:
-                    changed = block.value != first.value
-                    found[key] = Later(changed, block.step - first.step, changed and is_wrong(one, block))
+                changed = block.value != first.value
+                own = is_its_own(one, block) if changed else None
+                if before is None or not before.changed or (own and not before.right):
+                    found[key] = Later(changed, block.step - first.step, own is False, own is True)
     return found

@@ -88,8 +88,8 @@ _LEFT = (
     "or it came too late"
 )
 TOO_LATE = "its slots were written after its attention had begun"
-HELD_BEFORE = (
-    "when attention used them their blocks held what they had held before; what was loaded was written later"
+WRITTEN_AFTER_USE = (
+    "when attention used them their blocks did not hold what was loaded: it was written, or all of it, later"
 )
 
 
@@ -113,7 +113,7 @@ def decide(token: LoadToken) -> LoadOutcome:
 def _other_kv(token: LoadToken, wrong: Wrong) -> LoadOutcome:
     """Nothing says that it was lost, and its block does not hold its KV."""
     if wrong.late:
-        return LoadOutcome(LoadEnd.USED_BEFORE, Grade.READ, (HELD_BEFORE, wrong.why))
+        return LoadOutcome(LoadEnd.USED_BEFORE, Grade.READ, (WRITTEN_AFTER_USE, wrong.why))
     if token.caught:
         return LoadOutcome(LoadEnd.FAILED, Grade.READ, (*token.caught, wrong.why))
     if wrong.unwritten:
