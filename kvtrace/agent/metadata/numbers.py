@@ -37,6 +37,8 @@ def cut(numbers: Sequence[Number], spans: Sequence[Span], hull: Interval, known:
     """
     roles = [(name, role, value) for name, value in numbers if (role := _role(name, value, hull, known))]
     for name, (start, end) in spans:
+        if start == end and not name:
+            raise Unclear("a number")  # two offsets, or nothing
         roles += [(name, "start", start), (name, "end", end)]
     if roles and any(not _role_of_zero(name) for name, value in numbers if not value):
         raise Unclear(_names(roles))  # it may be the end, or anything
