@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
 
-from kvtrace.causes.case import Case
+from kvtrace.causes.case import Case, CaseRequest
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unlike
 from kvtrace.causes.evidence.logs import exception_line
-from kvtrace.ledger.run import LostSpan, Swallowed
+from kvtrace.ledger.run import Engine, LostSpan, Swallowed
 from kvtrace.terms import LIMIT
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, plural
@@ -52,6 +54,16 @@ def caught_there(case: Case, cause: Cause) -> list[str]:
 
 def _at(fact: Swallowed, steps: set[int]) -> bool:
     return not fact.went_on and (not fact.step or any(step in steps for step, _ in fact.places))
+
+
+NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known, only that nobody read them"
+"""What is said of the metadata of so many prompts."""
+
+
+def metadata_unread(engine: Engine, requests: Sequence[CaseRequest]) -> int:
+    """Of how many requests of an engine the metadata of a step was not understood, and nothing read there."""
+    steps = sorted(engine.watched_steps)
+    return sum(bisect_left(steps, r.first_step) < bisect_right(steps, r.last_step) for r in requests)
 
 
 _ANSWERED = (

@@ -123,7 +123,9 @@ def rule(case: Case) -> Results:
     whole = [r for r in rows if not r.external and not r.entries]
     less = [r for r in rows if r.offered > 0 and _could_be_found(case, r)]
     failed = {row.request for row in case.run.load_rows if row.ends.get(LoadEnd.FAILED)}
-    title, headline = _words(whole, less, hits, bool(unsure), any(r.row in failed for r in rows))
+    failures = sum(r.row in failed for r in rows)
+    promised = failures == len(rows) and not here
+    title, headline = _PROMISED if promised else _words(whole, less, hits, bool(unsure), failures > 0)
     of = (
         of_all(len(unsure), len(rows), "request")
         if 0 < len(unsure) < len(rows)
@@ -137,8 +139,10 @@ def rule(case: Case) -> Results:
         headline=headline,
     )
     behind = hits == len(rows) and not whole and not less
-    if behind:
-        found.remedy = [_REMEDY_FAILED if any(r.row in failed for r in rows) else _REMEDY_BEHIND]
+    if promised:
+        found.remedy = [_REMEDY_FAILED, _REMEDY_NOT_THERE]
+    elif behind:
+        found.remedy = [_REMEDY_FAILED if failures else _REMEDY_BEHIND]
     elif less:
         found.remedy = [_REMEDY_LESS]
     elif not hits and not whole:  # some tokens of a prompt, and the connector never says that it has them
@@ -155,6 +159,12 @@ def rule(case: Case) -> Results:
 
 _REMEDY_BEHIND = "Nothing to do: of what is found a prompt's last token at least is computed, in whole units."
 _REMEDY_FAILED = "See why their load failed: what lies behind it is computed again."
+_REMEDY_NOT_THERE = "If the store does not have them, let no lookup promise them, and store them anew."
+_PROMISED = (
+    "The connector took these tokens for stored, and their load failed: they are not stored again",
+    "tokens whose load failed were computed, and not stored again",
+)
+"""Title and headline where a lookup's answer alone says that they are stored."""
 _REMEDY_LESS = (
     "Look at what get_num_new_matched_tokens counts of such a prompt: it offers less than was stored, and "
     "what it leaves out is computed again."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.evidence.loads import whole_size
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once
+from kvtrace.causes.evidence.unstored import NOT_UNDERSTOOD, metadata_unread
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
@@ -74,6 +75,7 @@ def rule(case: Case) -> Results:
         chunked = [r for r in case.of_engine(engine.tag) if r.chunks >= 2 and not r.grown_step]
         name = engine.connector_name
         affected = of_all(len(rows), len(chunked), "chunked prompt")
+        unread = metadata_unread(engine, rows)
         what = "first chunk" if all(map(first_chunk_alone, rows)) else "first chunks"
         yield case.finding(
             CAUSE,
@@ -82,6 +84,11 @@ def rule(case: Case) -> Results:
                 _offers(rows),
                 f"a step computes at most {engine.facts.max_num_batched_tokens or 0} tokens "
                 "(--max-num-batched-tokens)",
+                *(
+                    [f"the metadata of {of_all(unread, len(rows), 'prompt')} {NOT_UNDERSTOOD}"]
+                    if unread
+                    else []
+                ),
             ],
             events=[
                 Event(
@@ -93,6 +100,7 @@ def rule(case: Case) -> Results:
                 for r in rows[:3]
             ],
             headline=f"{affected} had only the {what} stored",
+            remedy=[*([_PASSED_OVER] if unread else []), CAUSE.remedy],
         )
         return
     chunked = [r for r in case.requests if r.chunks >= 2 and not r.grown_step]
@@ -110,6 +118,12 @@ def rule(case: Case) -> Results:
         )
     elif case.requests and not chunked:
         yield CAUSE.ruled_out(f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")
+
+
+_PASSED_OVER = (
+    "First see whether build_connector_meta offers the later chunks, and the worker passes over them: that "
+    "is not known."
+)
 
 
 def _stores_later(request: CaseRequest) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from kvtrace.causes.case import CaseRequest, stored_before
 from kvtrace.causes.evidence import transfers, unlike
 from kvtrace.causes.evidence.prompts import ABORTED
+from kvtrace.causes.evidence.unstored import NOT_UNDERSTOOD, metadata_unread
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.intervals import union
 from kvtrace.ledger.run import Engine
@@ -57,9 +57,7 @@ def rule(case: Case) -> Results:
     across = _across_chunks(case, rows)
     lengths = sorted({r.prompt for r in rows})
     spread = " to ".join(count(n) for n in (lengths[0], lengths[-1])[: len(lengths)])
-    # Of which steps were not understood, and seen not to read them.
-    steps = sorted(engine.watched_steps)
-    unread = sum(bisect_left(steps, r.first_step) < bisect_right(steps, r.last_step) for r in rows)
+    unread = metadata_unread(engine, rows)
     did, done = ("took", "seen to be read") if unread else ("offered", "offered")
     told = unlike.of_saves(case, CAUSE)
     loads = (unlike.LOADS, True) in told
@@ -67,7 +65,7 @@ def rule(case: Case) -> Results:
         *told.values(),
         _how_much(len(without), len(rows) - len(without), len(other), done)
         + "".join(_disturbed(rows, other)),
-        *([f"the metadata of {of_all(unread, len(rows), 'prompt')} {_NOT_UNDERSTOOD}"] if unread else []),
+        *([f"the metadata of {of_all(unread, len(rows), 'prompt')} {NOT_UNDERSTOOD}"] if unread else []),
         f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
         if unknown
@@ -123,7 +121,6 @@ _DISTURBED: dict[str, Callable[[CaseRequest], bool]] = {
     "aborted": lambda request: request.status == ABORTED,
     "preempted": lambda request: request.preemptions > 0,
 }
-_NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known, only that nobody read them"
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
 _LOADS_REMEDY = (
     "see whether build_connector_meta passes over requests that load: what they compute is not stored"
