@@ -706,6 +706,23 @@ def test_what_a_step_asked_for_stands_for_no_later_token(tmp_path: Path, overdue
     assert alike(sim) == {(0, 32): UNSEEN if overdue else MISPLACED}
 
 
+def test_a_step_that_reads_its_own_requests_reads_none_in_place(tmp_path: Path) -> None:
+    """A later step reads blocks of nobody. Of the first one a prompt of less than a unit is left out."""
+    sim = cache(tmp_path)
+    for request, end in (("a", 32), ("short", 16)):
+        sim.arrive(Prompt(request, end))
+    both = [Chunk(request, 0, end, first=True) for request, end in (("a", 32), ("short", 16))]
+    sim.step(both, [], prompts={"a": 32, "short": 16}, unreadable=True)
+    sim.read("a", 0, 32)
+    prefill(sim, "b", 0, 32, unreadable=True)
+    sim.touch_all(range(800, 832))
+    for request, end in (("a", 32), ("short", 16), ("b", 32)):
+        sim.finish(request, end)
+    assert alike(sim, "b") == {(0, 32): MISPLACED}
+    assert alike(sim) == {(0, 32): UNSEEN}
+    assert alike(sim, "short") == {(0, 16): NOT_OFFERED}
+
+
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_a_part_that_is_read_by_a_worker_that_reads_other_slots(tmp_path: Path, elsewhere: bool) -> None:
     """Places in the table, taken for block numbers, name some of a request's own blocks by chance."""

@@ -80,7 +80,12 @@ def other_slots(
         }
         if not useless:
             continue
-        odd = {step: found for step in read if (found := layer.unread(computing[step], True))}
+        odd = {}
+        for step in read:
+            others = slots.read_in[step] - {row for row, _ in computing[step]}
+            chunks = computing[step] if step in useless or others else layer.begun(computing[step])
+            if found := layer.unread(chunks, True):
+                odd[step] = found
         odd |= {
             step: found
             for step in settled.difference(read)
