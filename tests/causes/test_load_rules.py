@@ -518,6 +518,24 @@ def test_what_was_loaded_into_other_requests_slots(tmp_path: Path, written: int,
     assert finding.remedy[0].startswith("Compare the blocks that the load hooks write with those")
 
 
+@pytest.mark.parametrize(("hook", "named"), [("start_load_kv", True), ("wait_for_save", False)])
+def test_a_load_in_part_whose_job_an_exception_ended(tmp_path: Path, hook: str, named: bool) -> None:
+    """Its place is the first thing to look at; it was said that no save is known to be lost by it."""
+    sim = Sim(tmp_path, kv_blocks=32)
+    step = sim.one_step("a", 128, taken=96, digest=2, ends=False)
+    for layer in range(2):
+        sim.effect(0, step, layer, 64, hook="start_load_kv", flags=LOAD)
+    sim.write_kv("a", 0, 64)
+    fact = {"hook": "executor", "asked_by": hook, "connector": 71, "type": "OSError", "message": "gone",
+            "where": "c.py:42 in job", "step": step, "count": 1, "ended": True}  # fmt: skip
+    sim.workers[0].fact(Fact.SWALLOWED, fact)
+    diagnosis = analyse(sim)
+    remedy = the(diagnosis, "loaded-partly").remedy[0]
+    assert remedy.startswith("Mend what raised at c.py:42 in job: OSError: gone") is named
+    said = the(diagnosis, "exception-swallowed").title
+    assert said.endswith("what it loads stands under the loads.") is named
+
+
 def test_what_was_loaded_into_the_blocks_of_a_hit(tmp_path: Path) -> None:
     """They are shared with the request that computed them: it was said that another's were written."""
     sim = Sim(tmp_path, block=32, kv_blocks=32)
@@ -590,6 +608,18 @@ def test_load_failed_by_blocks(tmp_path: Path) -> None:
     finding = the(analyse(sim), "load-failed")
     assert finding.tokens == 32 and "FINISHED_STOPPED 1" in words(finding)
     assert finding.title.endswith("of the only load: the connector reported it.")
+
+
+def test_a_failed_load_of_what_nobody_stored_is_not_held(tmp_path: Path) -> None:
+    """The lookup alone said so: it was said that "the connector holds these tokens already"."""
+    sim = Sim(tmp_path, kv_blocks=32)
+    step = sim.one_step("b", 128, taken=96, digest=1, ends=False)
+    sim.load_errors(0, step, 1)
+    sim.step([Chunk("b", 0, 128)], prompts={"b": 128})
+    sim.finish("b", 128)
+    finding = the(analyse(sim), "already-stored")
+    assert finding.title.startswith("The connector took these tokens for stored, and their load failed")
+    assert finding.remedy[-1].startswith("If the store does not have them")
 
 
 @pytest.mark.parametrize("fails", [True, False])

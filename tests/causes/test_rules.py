@@ -487,6 +487,20 @@ def test_first_chunk_only(tmp_path: Path) -> None:
     assert sum(sum(of.values()) for of in diagnosis.saves.prompts.values()) == 900
 
 
+@pytest.mark.parametrize("understood", [True, False])
+def test_later_chunks_may_be_offered_where_metadata_is_unread(tmp_path: Path, understood: bool) -> None:
+    """The worker may pass over them: it was said to offer them."""
+    sim = Sim(tmp_path, connector="ExampleConnector", batched=128, ints={"_block_size": 32})
+    sim.serve(prompts([400, 300, 200]), Rounding(32, d=1, first_chunk_only=True).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    steps = frozenset() if understood else frozenset({one.first_step for one in run.requests})
+    engine = replace(run.engines[0], unreadable_steps=len(steps), watched_steps=steps)
+    found = the(diagnose(replace(run, engines=[engine])), "first-chunk-only")
+    assert found.remedy[0].startswith("Offer later chunks too" if understood else "First see whether")
+    assert any("is not understood: whether it names" in line for line in found.evidence) is not understood
+
+
 @pytest.mark.parametrize(
     ("lengths", "ints", "found"),
     [

@@ -282,6 +282,13 @@ def handled(case: Case) -> list[Swallowed]:
     return [one for one in loading if one.type not in HARMLESS and not one.broad]
 
 
+def _ended(case: Case, rows: Sequence[LoadOf]) -> list[str]:
+    """What to look at first where in the step of each of these loads a job of it ended in an exception."""
+    steps = {row.step for row in rows}
+    ended = [fact for fact in handled(case) if fact.ended and steps <= {step for step, _ in fact.places}]
+    return [_CAUGHT.format(fact.where, error(fact)) for fact in ended[:1]]
+
+
 def told_itself(case: Case, said: Iterable[str]) -> list[str]:
     """What to look at first where the connector itself caught or logged why a load did not come, going by
     the reasons of the ledger."""
@@ -307,7 +314,7 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
         _GROUPS: _of_whole_groups(case, rows, cause),
         _SOME_LAYERS: bool(layers),
     }
-    by_its_words = told_itself(case, said)
+    by_its_words = told_itself(case, said) or _ended(case, rows)
     return [*by_its_words, *(one for one, holds in first.items() if holds), *(of_cause or [cause.remedy])]
 
 

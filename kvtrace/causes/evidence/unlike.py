@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from math import comb
 
 from kvtrace.causes.case import Case, CaseRequest
 from kvtrace.causes.cause import Cause
+from kvtrace.causes.evidence.logs import place
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.words import count
 
@@ -15,6 +17,7 @@ LOADS = "begun with tokens that the connector was to load"
 LONG, WHOLE_BLOCKS = "long prompts", "prompts of whole blocks"
 BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
 REPEATED = "prompts that came before"
+SINCE = "begun since"
 SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found something"
 """How the others fared."""
 _LEAST = 10
@@ -76,13 +79,29 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
         found[LONG, False] = (
             f"prompts of {count(most)} tokens at most: {here}; {there} the shortest has {count(low)}"
         )
-    for words, has in _PROPERTIES.items():
+    for words, has in (*_PROPERTIES.items(), *_since(case)):
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
         if ours == {True} and theirs == {False}:
             found[words, True] = f"{words}: {here}, none {there}"
         elif ours == {False} and theirs == {True} and words in _BY_ITS_LACK:
             found[words, False] = f"{words}: {not_here}, all {there}"
     return dict(list(found.items())[:_MOST])
+
+
+def caught_before(told: Apart) -> list[str]:
+    """``OSError was caught in wait_for_save (at store.py:12 in put)``: since when these requests began."""
+    return [words.removeprefix(f"{SINCE} ") for words, _ in told if words.startswith(SINCE)]
+
+
+def _since(case: Case) -> Iterator[tuple[str, Callable[[Case, CaseRequest], bool]]]:
+    """Whether a request began before the connector first caught an exception, or since."""
+    for fact in case.run.swallowed[:_MOST]:
+        words = f"{SINCE} {fact.type} was caught in {place(fact.hook)} (at {fact.where})"
+        yield words, partial(_begun_since, fact.step)
+
+
+def _begun_since(step: int, _: Case, request: CaseRequest) -> bool:
+    return request.chunk_step >= step > 0
 
 
 def _begun(case: Case) -> Counter[tuple[int, int]]:

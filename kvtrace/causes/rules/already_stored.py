@@ -95,14 +95,7 @@ CLAIMS = {Turn.POSITION: claim, Turn.UNREAD: claim_unread}
 def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
     if not rows:
-        looked = [r for r in case.requests if r.offered >= 0]
-        unread = any(engine.unreadable_steps for engine in case.run.engines)
-        if looked and not unread and not missed_elsewhere(case):
-            hits = sum(r.offered > 0 for r in looked)
-            yield CAUSE.ruled_out(
-                f"{plural(hits, 'hit')} in {plural(len(looked), 'lookup')}, and no prompt that an earlier "
-                "store of this run covers was left out"
-            )
+        yield from _nothing_held(case)
         return
     here = [r for r in rows if _earlier(case, r) > answered(r)]
     unsure = [r for r in here if kept_before(case, r, Grade.WRITTEN, together=True) < _earlier(case, r)]
@@ -157,9 +150,22 @@ def rule(case: Case) -> Results:
     yield found
 
 
+def _nothing_held(case: Case) -> Results:
+    looked = [r for r in case.requests if r.offered >= 0]
+    unread = any(engine.unreadable_steps for engine in case.run.engines)
+    if looked and not unread and not missed_elsewhere(case):
+        hits = sum(r.offered > 0 for r in looked)
+        yield CAUSE.ruled_out(
+            f"{plural(hits, 'hit')} in {plural(len(looked), 'lookup')}, and no prompt that an earlier "
+            "store of this run covers was left out"
+        )
+
+
 _REMEDY_BEHIND = "Nothing to do: of what is found a prompt's last token at least is computed, in whole units."
 _REMEDY_FAILED = "See why their load failed: what lies behind it is computed again."
 _REMEDY_NOT_THERE = "If the store does not have them, let no lookup promise them, and store them anew."
+
+
 _PROMISED = (
     "The connector took these tokens for stored, and their load failed: they are not stored again",
     "tokens whose load failed were computed, and not stored again",

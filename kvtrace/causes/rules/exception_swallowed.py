@@ -28,6 +28,7 @@ from kvtrace.ledger.reported import (
     ALL_SAID,
     BACKGROUND,
     HARMLESS,
+    LOAD_HOOKS,
     SAVE_HOOKS,
     ended_its_work,
     may_end_a_save,
@@ -260,7 +261,7 @@ def _caught(case: Case, facts: Sequence[Swallowed]) -> Finding:
     return case.finding(
         CAUSE,
         f"The connector caught {listed(dict.fromkeys(f.type for f in shown))} in "
-        f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; " + _cost(case, bool(loud)),
+        f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; " + _cost(case, shown, bool(loud)),
         severity=FAULT if loud else NOTE,
         evidence=[exception_line(fact) for fact in shown[:3]] + logs_in(case, {f.hook for f in shown}),
         events=_events(shown),
@@ -269,12 +270,14 @@ def _caught(case: Case, facts: Sequence[Swallowed]) -> Finding:
     )
 
 
-def _cost(case: Case, loud: bool) -> str:
+def _cost(case: Case, facts: Sequence[Swallowed], loud: bool) -> str:
     """What the exceptions cost, in words."""
     if "store-failed" in case.assigned:
         return "the tokens that were lost stand under store-failed."
     if any(stored_nothing.at_start(case)):
         return "what was not stored stands under stored-nothing."
+    if all((fact.asked_by or fact.hook) in LOAD_HOOKS for fact in facts):
+        return "what it loads stands under the loads."
     return "what it saved then was not seen." if loud else "no save is known to be lost by it."
 
 

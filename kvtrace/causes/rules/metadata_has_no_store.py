@@ -93,6 +93,7 @@ def rule(case: Case) -> Results:
         remedy=[text for text, holds in (
             (transfers.REMEDY, unasked),
             (_ACROSS_REMEDY, across == len(rows)),
+            *((f"{since}: see what it left behind; {_SINCE}", True) for since in unlike.caught_before(told)),
             (_LOADS_REMEDY, loads),
             (CAUSE.remedy, True),
             (_SLOTS_REMEDY, unread and part),
@@ -122,6 +123,7 @@ _DISTURBED: dict[str, Callable[[CaseRequest], bool]] = {
     "preempted": lambda request: request.preemptions > 0,
 }
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
+_SINCE = "from then on nothing of these is offered"
 _LOADS_REMEDY = (
     "see whether build_connector_meta passes over requests that load: what they compute is not stored"
 )
