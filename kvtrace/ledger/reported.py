@@ -21,10 +21,6 @@ from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import facts, hooks, rows
 from kvtrace.trace.format import STEP_SHIFT, Way
 
-HARMLESS = frozenset(
-    {"FileExistsError", "FileNotFoundError", "TimeoutError", "BlockingIOError", "InterruptedError"}
-)
-"""Exceptions by which code finds out: caught, they prove nothing."""
 SAVE_HOOKS = tuple(hook.name for hook in hooks.SAVING)
 LOAD_HOOKS = tuple(hook.name for hook in hooks.LOADING)
 START_HOOKS = (hooks.REGISTER_KV_CACHES.name, hooks.REGISTER_CROSS_LAYERS.name)
@@ -190,7 +186,7 @@ def caught_in(worker: Worker, swallowed: Sequence[Swallowed], of: Sequence[hooks
     names = {hook.name for hook in of}
     return Caught(
         tuple(
-            fact for fact in _of_worker(worker, swallowed) if fact.type not in HARMLESS and fact.hook in names
+            fact for fact in _of_worker(worker, swallowed) if not fact.harmless and fact.hook in names
         )
     )
 
@@ -206,7 +202,7 @@ def caught_in_saving(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
 
 def may_end_a_save(fact: Swallowed) -> bool:
     """Whether it was caught where the connector saves, and the same call is not known to have gone on."""
-    telling = fact.type not in HARMLESS or (fact.type == "TimeoutError" and fact.went_on is False)
+    telling = not fact.harmless or (fact.type == "TimeoutError" and fact.went_on is False)
     saving = fact.hook in _SAVING and (not fact.asked_by or fact.asked_by in _SAVING)
     return telling and saving and not fact.broad and fact.went_on is not True
 
@@ -231,7 +227,7 @@ def caught_in_loading(swallowed: Sequence[Swallowed]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = defaultdict(list)
     for fact in swallowed:
         asked = fact.asked_by if fact.hook in BACKGROUND else fact.hook
-        if asked in LOAD_HOOKS and not fact.broad and not fact.went_on and fact.type not in HARMLESS:
+        if asked in LOAD_HOOKS and not fact.broad and not fact.went_on and not fact.harmless:
             whose = f"{fact.hook} for {asked}" if fact.hook in BACKGROUND else asked
             line = caught_line(whose, fact)
             for step in dict.fromkeys(step for step, _ in fact.places):

@@ -413,6 +413,16 @@ class Swallowed(documents.SwallowedFact):
     places: tuple[tuple[int, str], ...] = ()  # (step, layer) of the first ones
     in_vain: bool = False
 
+    @property
+    def harmless(self) -> bool:
+        """Code finds out by it: caught, it proves nothing."""
+        return self.type in _HARMLESS and not self.far
+
+
+_HARMLESS = frozenset(
+    {"FileExistsError", "FileNotFoundError", "TimeoutError", "BlockingIOError", "InterruptedError"}
+)
+
 
 @dataclass(frozen=True)
 class WatchLimits(documents.WatchLimitsFact):

@@ -311,6 +311,8 @@ class SwallowedFact(Document):
         logged: the connector logged it, or something else in the same call.
         broad: of a type that ordinary control flow raises, taken by a handler for any exception, in a call
             that read or wrote no KV slot after it.
+        far: taken by a handler for any exception, in another function of the connector's than raised it: that
+            one ended by it.
     """
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.SWALLOWED
@@ -330,6 +332,7 @@ class SwallowedFact(Document):
     count: int = 1
     logged: bool | None = None
     broad: bool | None = None
+    far: bool | None = None
 
 
 @dataclass(frozen=True)

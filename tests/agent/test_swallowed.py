@@ -167,6 +167,35 @@ def test_an_ordinary_exception_in_a_broad_handler_says_so(trace):
     assert all(fact["where"].endswith("in own_mistake") for fact in trace.facts(Fact.SWALLOWED))
 
 
+def around_it_all(connector):
+    try:
+        write(FileExistsError("here"))
+    except Exception:
+        pass
+
+
+def by_its_name(connector):
+    try:
+        write(FileExistsError("here"))
+    except FileExistsError:
+        pass
+
+
+def at_once(connector):
+    try:
+        raise FileExistsError("here")
+    except Exception:
+        pass
+
+
+@pytest.mark.parametrize(("how", "far"), [(around_it_all, True), (by_its_name, None), (at_once, None)])
+def test_an_exception_that_ends_a_function_unawares_says_so(trace, how, far):
+    """A handler for anything took it, in another function than raised it: nobody found out by it."""
+    call(make(how))
+    (fact,) = trace.facts(Fact.SWALLOWED)
+    assert fact["far"] is (far if sys.version_info >= (3, 11) else None)
+
+
 def test_what_escapes_the_hook_is_not_swallowed(trace):
     def fail(connector):
         try:

@@ -274,6 +274,16 @@ def test_an_ordinary_exception_as_frequent_as_losses_explains(
     assert ids(analyse(sim)) == found
 
 
+@pytest.mark.parametrize(("far", "found"), [(True, "exception-swallowed"), (None, "stored-nothing")])
+def test_what_code_finds_out_by_explains_where_nobody_meant_it(
+    tmp_path: Path, far: bool | None, found: str
+) -> None:
+    """A decorator around the hook takes whatever it raises, that a file is there among it."""
+    sim = watched(tmp_path, [64, 128], measure=lambda *_: 0)
+    swallow(sim, [1, 2], type="FileExistsError", message="[Errno 17] File exists", far=far)
+    assert ids(analyse(sim)) == [found]
+
+
 def test_the_first_known_exceptions_explain_all_empty_calls(tmp_path: Path) -> None:
     sim = watched(tmp_path, [64] * 10, measure=lambda *_: 0)
     swallow(

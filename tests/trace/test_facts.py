@@ -85,7 +85,7 @@ KEYS = {
     facts.ClientIdFact: "client engine",
     facts.HandOverFact: "request returned ids asks",
     facts.SwallowedFact: "hook layer step connector type message where inside asked_by ended went_on "
-    "observed_calls count logged broad",
+    "observed_calls count logged broad far",
     facts.LogFact: "logger level message hook layer step connector shown count",
     facts.ConfigKeysFact: "connector given read asked hidden",
     facts.DeviceTimingFact: "mode budget on pairs why",

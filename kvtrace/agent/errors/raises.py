@@ -54,6 +54,7 @@ class Raised(NamedTuple):
     handed: bool
     """Whether it was raised again outside of the calls in which it was raised first."""
     broad: bool | None = None
+    far: bool | None = None
     logged: bool = False
     went_on: bool | None = None
     ended: bool | None = None

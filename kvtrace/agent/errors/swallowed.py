@@ -129,7 +129,10 @@ class CallErrors:
         if where is None and self._hook in _SAVING:
             where = _broad_place(trace, error, self._owner)
             broad = where is not None or None
-        return None if where is None else _seen(error, trace, where, broad)
+        if where is None:
+            return None
+        far = broad is None and _taken_far(trace, error, self._owner)
+        return _seen(error, trace, where, broad)._replace(far=far or None)
 
     def _caught(self, escaped: BaseException | None) -> list[Raised]:
         """What was raised and caught since the last report, and what was logged."""
@@ -179,6 +182,7 @@ class CallErrors:
             count=count,
             logged=seen.logged or logs.emitted() > self._logged,
             broad=seen.broad,
+            far=seen.far,
         )
         AGENT.fact(fact, self._role)
 
@@ -262,8 +266,20 @@ def _broad_place(trace: TracebackType | None, error: BaseException, owner: Owner
     """The frame of the connector's whose handler for anything took an exception; None for any other."""
     if trace is None or not owner.owns(_file(trace)):
         return None
+    return _place_of(trace) if _takes_anything(trace, error) else None
+
+
+def _taken_far(trace: TracebackType | None, error: BaseException, owner: Owner | OwnerToCome) -> bool:
+    """Whether a handler for anything takes it in another frame of the connector's than the innermost one."""
+    if trace is None or not owner.owns(_file(trace)):
+        return False
+    deeper = any(owner.owns(_file(one)) for one in traces.entries(trace.tb_next))
+    return deeper and _takes_anything(trace, error)
+
+
+def _takes_anything(trace: TracebackType, error: BaseException) -> bool:
     names = [cls.__name__ for cls in type(error).__mro__ if cls not in (Exception, BaseException, object)]
-    return _place_of(trace) if handlers.takes_anything(trace.tb_frame.f_code, trace.tb_lasti, names) else None
+    return bool(handlers.takes_anything(trace.tb_frame.f_code, trace.tb_lasti, names))
 
 
 def _place(

@@ -18,7 +18,7 @@ from kvtrace.causes.evidence.logs import error
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
 from kvtrace.ledger.loads.seen import ELSEWHERE, OF_HIT, OF_NOBODY, OTHERS_REPORTED
-from kvtrace.ledger.reported import CAUGHT, HARMLESS, LOAD_HOOKS
+from kvtrace.ledger.reported import CAUGHT, LOAD_HOOKS
 from kvtrace.ledger.run import Engine, Swallowed
 from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
@@ -279,7 +279,7 @@ _GROUPS = (
 def handled(case: Case) -> list[Swallowed]:
     """Exceptions that the connector caught where it loads, its work in the background included."""
     loading = [one for one in case.run.swallowed if (one.asked_by or one.hook) in LOAD_HOOKS]
-    return [one for one in loading if one.type not in HARMLESS and not one.broad]
+    return [one for one in loading if not one.harmless and not one.broad]
 
 
 def _ended(case: Case, rows: Sequence[LoadOf]) -> list[str]:

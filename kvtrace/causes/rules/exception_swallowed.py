@@ -27,7 +27,6 @@ from kvtrace.causes.rules import stored_nothing
 from kvtrace.ledger.reported import (
     ALL_SAID,
     BACKGROUND,
-    HARMLESS,
     LOAD_HOOKS,
     SAVE_HOOKS,
     ended_its_work,
@@ -81,7 +80,7 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
     at = {
         step
         for fact in case.run.swallowed
-        if fact.hook == "build_connector_meta" and fact.type not in HARMLESS
+        if fact.hook == "build_connector_meta" and not fact.harmless
         for step, _ in fact.places
     }
     return unclaimed if span.step in at else []
@@ -112,7 +111,7 @@ def claim_idle(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[In
     caught an exception."""
     steps = set(stored_nothing.idle_steps(case, span))
     for fact in case.run.swallowed:
-        ended = fact.hook in SAVE_HOOKS and not fact.went_on and fact.type not in HARMLESS
+        ended = fact.hook in SAVE_HOOKS and not fact.went_on and not fact.harmless
         if ended and steps & {step for step, _ in fact.places}:
             return unclaimed
     return []
@@ -131,7 +130,7 @@ def rule(case: Case) -> Results:
     facts = [
         fact
         for fact in case.run.swallowed
-        if fact.type not in HARMLESS
+        if not fact.harmless
         or fact.logged
         or fact.in_vain
         or fact.ended
@@ -201,7 +200,7 @@ def _ends_a_save(case: Case, fact: Swallowed) -> bool:
     saving = (fact.asked_by or SAVE_HOOKS[0]) if fact.hook in BACKGROUND else fact.hook
     if saving not in _SAVE_PATH or fact.went_on or fact.broad:
         return False
-    if fact.type in _FINDS_OUT and not fact.ended:
+    if fact.type in _FINDS_OUT and not (fact.ended or fact.far):
         return fact.in_vain
     # What is put into memory is not seen: its call may have gone on with that.
     if fact.ended or (fact.went_on is False and any(one.went for one in case.run.outside)):

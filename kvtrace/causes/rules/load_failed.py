@@ -6,7 +6,7 @@ from kvtrace.causes.evidence import loads
 from kvtrace.causes.evidence.logs import error, exception_line
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.seen import ANEW, REPORTED
-from kvtrace.ledger.reported import BACKGROUND, HARMLESS, LOAD_HOOKS
+from kvtrace.ledger.reported import BACKGROUND, LOAD_HOOKS
 from kvtrace.ledger.run import HookException, Swallowed
 from kvtrace.versions import since
 from kvtrace.words import of_all, plural
@@ -40,7 +40,7 @@ def rule(case: Case) -> Results:
     failed = loads.affected(case, CAUSE)
     if not failed:
         caught = any(
-            fact.hook in (*LOAD_HOOKS, *BACKGROUND) and fact.type not in HARMLESS
+            fact.hook in (*LOAD_HOOKS, *BACKGROUND) and not fact.harmless
             for fact in case.run.swallowed
         )
         if accepted and not caught and all(loads.came(case, row) for row in accepted):

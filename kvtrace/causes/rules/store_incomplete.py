@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import sizes, unstored
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, LoadEnd, Results, SaveEnd, Stage
-from kvtrace.ledger.reported import HARMLESS
 from kvtrace.terms import SAVED
 from kvtrace.words import plural
 
@@ -56,7 +55,7 @@ def rule(case: Case) -> Results:
     saved = [one for one in case.requests if one.saved]
     back = bool(saved) and all(one.proved >= one.saved for one in saved)
     narrower = [] if back else list(sizes.narrower(case))
-    caught = [fact for fact in case.run.swallowed if fact.type not in HARMLESS]
+    caught = [fact for fact in case.run.swallowed if not fact.harmless]
     missing = sum(map(sizes.never_came, narrower))
     # What came back as other numbers were narrower ones: that is asked there.
     altered = not missing and any(row.ends.get(LoadEnd.ALTERED) for row in case.run.load_rows)

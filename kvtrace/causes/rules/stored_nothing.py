@@ -17,7 +17,7 @@ from kvtrace.causes.rule import (
     Stage,
     Turn,
 )
-from kvtrace.ledger.reported import HARMLESS, SAVE_HOOKS, START_HOOKS
+from kvtrace.ledger.reported import SAVE_HOOKS, START_HOOKS
 from kvtrace.ledger.run import Swallowed
 from kvtrace.words import count, plural
 
@@ -66,7 +66,7 @@ def at_start(case: Case) -> list[Swallowed]:
     it may go without what it was to set up then."""
     if case.seen_saves or not case.affected(CAUSE):
         return []
-    return [one for one in case.run.swallowed if one.hook in START_HOOKS and one.type not in HARMLESS]
+    return [one for one in case.run.swallowed if one.hook in START_HOOKS and not one.harmless]
 
 
 def rule(case: Case) -> Results:
