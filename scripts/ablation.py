@@ -181,7 +181,7 @@ RULES: tuple[Rule, ...] = (
             ("contents: one KV in two places", "contents.compare:_Judge._twice", _none),
             ("contents: another's KV", "contents.compare:_Judge._another_s", _none),
             ("contents: a load that wrote nothing", "contents.compare:_nothing_written", _none),
-            ("contents: changed, and not theirs", "contents.compare:_Judge.is_wrong", _false),
+            ("contents: changed, and not theirs", "contents.compare:_Judge.is_its_own", _none),
             ("slots: metadata in part, too late", "slots.resolve:_Resolver._may_be_named", _false),
         )
     ),

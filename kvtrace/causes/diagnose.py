@@ -19,9 +19,10 @@ from kvtrace.causes.diagnosis import (
     RuledOut,
 )
 from kvtrace.causes.evidence import measured
+from kvtrace.causes.evidence.pattern import pattern
 from kvtrace.causes.outcomes import kept, named, not_saved
 from kvtrace.causes.pipeline import stage_rows
-from kvtrace.causes.registry import RULES
+from kvtrace.causes.registry import CATALOGUE, RULES
 from kvtrace.causes.several import joined, of_engines, own
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.ends import NOT_ARRIVED
@@ -70,7 +71,11 @@ def diagnose(run: Run) -> Diagnosis:
 
 def _results(case: Case) -> list[Result]:
     """What the rules say of a case whose tokens are assigned."""
-    return [result for rule in RULES for result in rule(case)]
+    results = (result for rule in RULES for result in rule(case))
+    return [
+        replace(one, pattern=pattern(case, CATALOGUE[one.id])) if isinstance(one, Finding) else one
+        for one in results
+    ]
 
 
 def _conclude(case: Case, results: Sequence[Result]) -> Diagnosis:

@@ -46,6 +46,8 @@ class Finding:
     """What the verdict says after "512 were not saved:", "" for a finding that is no reason."""
     in_files: float = 0.0
     """Tokens that it may concern, by the bytes of files alone: they order it, and are in no ledger."""
+    pattern: str = ""
+    """What all its requests have in common, and none of those that fared well: ``preempted``."""
     connector: str = ""
     """Whose it is, of several connectors inside one; its tokens and share are those of that one's books."""
 

@@ -185,9 +185,7 @@ def caught_in(worker: Worker, swallowed: Sequence[Swallowed], of: Sequence[hooks
     """The handled exceptions in these hooks of one worker, harmless ones left out."""
     names = {hook.name for hook in of}
     return Caught(
-        tuple(
-            fact for fact in _of_worker(worker, swallowed) if not fact.harmless and fact.hook in names
-        )
+        tuple(fact for fact in _of_worker(worker, swallowed) if not fact.harmless and fact.hook in names)
     )
 
 

@@ -285,7 +285,10 @@ def _first(report: Report, one: FindingRow, room: _Room) -> Page:
     """The reason that matters most: what was seen, what to change, which requests show it."""
     headline = clean(one.get("headline", ""))
     told = headline and headline.lower() in clean(report["verdict"]).lower()  # the verdict says why
-    page: Page = [_badge(report, one, "" if told else _sentences(clean(one["title"]), room.most), room.gaps)]
+    asks = one["severity"] == FAULT or one["title"].endswith("?")
+    pattern = clean(one.get("pattern", "")) if asks else ""
+    said, alike = (pattern, "") if told else (_sentences(clean(one["title"]), room.most), f": {pattern}")
+    page: Page = [_badge(report, one, said, room.gaps)]
     if room.seen and one["evidence"] and len(one["evidence"][0]) <= room.most:
         page.append(Labelled("Seen", [clean(one["evidence"][0])], 9))
     if one["remedy"]:
@@ -293,7 +296,7 @@ def _first(report: Report, one: FindingRow, room: _Room) -> Page:
     shown = list(dict.fromkeys(clean(event["request"], 44) for event in one["events"] if event["request"]))
     if room.requests and shown:
         of = f" ({count(one['requests'])} of {count(report['requests']['total'])})" if one["requests"] else ""
-        page.append(Labelled("Requests", [", ".join(shown[:2]) + of], 9))
+        page.append(Labelled("Requests", [", ".join(shown[:2]) + of + (alike if pattern else "")], 9))
     return page
 
 

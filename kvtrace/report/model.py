@@ -337,6 +337,9 @@ class EventRow(TypedDict):
 
 class GradedFinding(TypedDict, total=False):
     headline: Annotated[str, "the reason in a clause, as the verdict says it; empty where it is none"]
+    pattern: Annotated[
+        str, "what all these requests have in common, and none of those that fared well; empty where unknown"
+    ]
     connector: Annotated[
         str,
         "of several connectors inside one, the name of the one (as in connectors) whose finding it is and in "

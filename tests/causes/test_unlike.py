@@ -12,7 +12,9 @@ from test_load_rules import again
 
 from kvtrace.causes.case import Case, make_case
 from kvtrace.causes.evidence import unlike
+from kvtrace.causes.evidence.part import LOADS, PROMPTS, part_of_each
 from kvtrace.ledger import read_run
+from kvtrace.ledger.intervals import Interval
 from kvtrace.trace.format import Fact
 
 
@@ -48,6 +50,50 @@ def test_a_property_is_told_and_few_by_their_lack(tmp_path: Path, fields: dict[s
     lack = f"{words}: none of these 3, all of the 3 others of which some was saved"
     by_lack = {(words, False): lack} if "digest" in fields else {}
     assert unlike.told_apart(case, others, some, unlike.SAVED) == by_lack
+
+
+def test_what_comes_behind_another_in_a_step_is_told(tmp_path: Path) -> None:
+    """A generator that the first one exhausts; a name that two equal prompts share."""
+    case = case_of(tmp_path, [70] * 6)
+    for row, request in enumerate(case.requests):
+        request.chunk_step, request.external = 1 + row // 2, 32
+    told = unlike.told_apart(case, [1, 3, 5], [0, 2, 4], unlike.CAME)
+    assert unlike.words_of(told) == ["not the first that loads in its step"]
+    for request in case.requests:
+        request.external = 0
+    told = unlike.told_apart(case, [1, 3, 5], [0, 2, 4], unlike.CAME)
+    assert unlike.words_of(told) == ["not the first that began in its step"]
+    for request in case.requests[:4]:
+        request.digest = 7 + request.chunk_step
+    told = unlike.told_apart(case, [0, 1, 2, 3], [4, 5], unlike.CAME)
+    assert unlike.words_of(told)[0] == "begun in one step with the same prompt"
+
+
+def test_loads_tell_by_their_size_where_prompts_do_not(tmp_path: Path) -> None:
+    case = case_of(tmp_path, [200, 210, 205, 200, 220])
+    for request, loaded in zip(case.requests, [160, 192, 32, 64, 96], strict=True):
+        request.external = loaded
+    told = unlike.told_apart(case, [0, 1], [2, 3, 4], unlike.CAME)
+    assert unlike.words_of(told) == ["loads of 160 tokens or more"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "of", "said"),
+    [
+        ([(64, 96), (32, 64), (96, 128)], LOADS, "of each of these loads the last 32 tokens alone"),
+        ([(32, 96), (32, 64), (96, 128)], LOADS, "of each of these loads the last tokens alone"),
+        ([(0, 32), (0, 32), (0, 32)], PROMPTS, "of each of these prompts the first 32 tokens alone"),
+        ([(0, 32), (0, 32), (0, 64)], PROMPTS, ""),
+        ([(64, 96), (32, 64), (96, 128)], PROMPTS, ""),
+        ([(0, 96), (0, 64), (0, 128)], LOADS, ""),
+        ([(0, 32), (0, 32)], LOADS, ""),
+        ([(0, 32), (32, 64), (0, 32)], LOADS, ""),
+    ],
+)
+def test_the_same_part_of_each_is_told(lost: list[Interval], of: str, said: str) -> None:
+    whole = [(0, 96), (0, 64), (0, 128)]
+    found = part_of_each([([one], of_it) for one, of_it in zip(lost, whole, strict=False)], of)
+    assert found == ([said] if said else [])
 
 
 def test_lengths_tell_by_the_longest_and_the_shortest(tmp_path: Path) -> None:

@@ -144,6 +144,23 @@ def test_evidence_of_the_first_finding_stands_where_it_fits() -> None:
     assert "Seen" not in shown(report)
 
 
+@pytest.mark.parametrize(("told", "severity", "title", "line"), [
+    (True, "fault", "It is so.", "FAULT hook-raised, 128 tokens: preempted Seen"),
+    (False, "fault", "It is so.", "of 1): preempted"),
+    (False, "limit", "It is so. Is that meant?", "of 1): preempted"),
+    (False, "limit", "It is so.", "of 1) "),
+])  # fmt: skip
+def test_what_the_requests_have_in_common_is_said_of_a_fault(
+    told: bool, severity: str, title: str, line: str
+) -> None:
+    report: Any = recorded(ROOT / "reports" / "vllm-0.32.0-cpu" / "hook-raised.json")
+    one = report["findings"][0]
+    one |= {"pattern": "preempted", "severity": severity, "title": title}
+    one["headline"] = one["headline"] if told else "nothing of that"
+    text = " ".join(shown(report, Screen(120)).split())
+    assert line in text and ("preempted" in text) is ("preempted" in line), text
+
+
 def many(number: int) -> Report:
     report: Any = sample()
     one = report["findings"][0]

@@ -35,7 +35,8 @@ LATER = {"report": ("connectors", "graphs", "device", "digest", "places", "layer
          "RunFacts": ("running", "profiles"), "LedgerRow": ("sent", "grades", "prompts"),
          "EngineRow": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls",
                     "kv_groups"),
-         "FindingRow": ("headline", "connector", "grade"), "RequestRow": ("sent", "grade", "not_observed"),
+         "FindingRow": ("headline", "pattern", "connector", "grade"),
+         "RequestRow": ("sent", "grade", "not_observed"),
          "RequestRows": ("unended",), "Ledgers": ("states",), "Tracer": ("in_c",),
          "SummaryRow": ("idle",)}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""

@@ -17,5 +17,5 @@ def test_the_sample_report_is_the_whole_of_it() -> None:
 def test_the_readme_has_the_short_answer_on_one_screen() -> None:
     shown = readme.short()
     assert len(shown.splitlines()) <= 23 and max(map(len, shown.splitlines())) <= 80
-    parts = ("vLLM 0.32.0", "CPU_ATTN", "FAULT  kv-stale", "later chunks, not offered", "Remedy")
+    parts = ("vLLM 0.32.0", "CPU_ATTN", "FAULT  kv-stale", "later chunks of prompts", "Remedy")
     assert all(part in shown for part in parts)

@@ -15,6 +15,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding
 from kvtrace.causes.evidence import unlike
 from kvtrace.causes.evidence.logs import error
+from kvtrace.causes.evidence.part import LOADS, part_of_each
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.outcome import LoadOf, Place
 from kvtrace.ledger.loads.seen import ELSEWHERE, OF_HIT, OF_NOBODY, OTHERS_REPORTED
@@ -373,11 +374,20 @@ def what_fails(case: Case, rows: list[LoadOf]) -> unlike.Apart:
     return unlike.told_apart(case, mine, others, unlike.CAME)
 
 
+def part_of_loads(rows: Sequence[LoadOf], cause: Cause) -> list[str]:
+    """Which part of each load a cause took, where it is the same of all, in whichever layer."""
+    lost = (
+        [(start, end) for parts in row.lost for start, end, how in parts if how in cause.load_ends]
+        for row in rows
+    )
+    return part_of_each(zip(lost, (row.positions for row in rows), strict=True), LOADS)
+
+
 def reasons_and_places(case: Case, rows: list[LoadOf], cause: Cause) -> list[str]:
-    """:func:`what_fails`, then :func:`reasons`, and then in which pairs:
+    """:func:`what_fails`, which part of each, then :func:`reasons`, and then in which pairs:
     ``in 8 layers on rank 0, 1``."""
     places = {place for row in rows for place in places_of(row, cause)}
-    found = [*what_fails(case, rows).values(), *reasons(rows, cause)]
+    found = [*what_fails(case, rows).values(), *part_of_loads(rows, cause), *reasons(rows, cause)]
     if places:
         layers = len({layer for _, layer in places})
         ranks = listed(map(str, sorted({rank for rank, _ in places})))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from math import comb
 
@@ -14,9 +14,10 @@ from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.words import count
 
 LOADS = "begun with tokens that the connector was to load"
-LONG, WHOLE_BLOCKS = "long prompts", "prompts of whole blocks"
+LONG, LARGE, WHOLE_BLOCKS = "long prompts", "large loads", "prompts of whole blocks"
 BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
 REPEATED = "prompts that came before"
+NOT_FIRST, NOT_FIRST_LOAD = "not the first that began in its step", "not the first that loads in its step"
 SINCE = "begun since"
 SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found something"
 """How the others fared."""
@@ -30,7 +31,13 @@ _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
     LOADS: lambda _, one: one.external > 0,
     "preempted": lambda _, one: one.preemptions > 0,
     "aborted": lambda _, one: one.status == ABORTED,
-    "begun in one step with others": lambda case, one: _begun(case)[one.engine, one.chunk_step] > 1,
+    "begun in one step with others": lambda case, one: len(_begun(case)[one.engine, one.chunk_step]) > 1,
+    NOT_FIRST_LOAD: lambda case, one: _others_first(case, one, _loads),
+    NOT_FIRST: lambda case, one: _others_first(case, one, lambda _: True),
+    "begun in one step with the same prompt": lambda case, one: any(
+        other.row != one.row and other.digest == one.digest != 0
+        for other in _begun(case)[one.engine, one.chunk_step]
+    ),
     WHOLE_BLOCKS: lambda _, one: one.block > 1 and one.prompt % one.block == 0,
     REPEATED: lambda case, one: case.alike(one.engine, one.digest)[:1] not in ([], [one]),
 }
@@ -68,24 +75,37 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
     here = f"all {count(len(these))} of these" if len(these) > 1 else "this one"
     not_here = f"none of these {count(len(these))}" if len(these) > 1 else "not this one"
     there = f"of the {count(len(those))} others {fared}"
-    found: dict[tuple[str, bool], str] = {}
-    least, most = min(one.prompt for one in these), max(one.prompt for one in these)
-    low, high = min(one.prompt for one in those), max(one.prompt for one in those)
-    if least > high:
-        found[LONG, True] = (
-            f"prompts of {count(least)} tokens or more: {here}; {there} the longest has {count(high)}"
-        )
-    elif most < low:
-        found[LONG, False] = (
-            f"prompts of {count(most)} tokens at most: {here}; {there} the shortest has {count(low)}"
-        )
+    found = _by_length(LONG, these, those, here, there)
     for words, has in (*_PROPERTIES.items(), *_since(case)):
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
+        if words == NOT_FIRST and (NOT_FIRST_LOAD, True) in found:
+            continue
         if ours == {True} and theirs == {False}:
             found[words, True] = f"{words}: {here}, none {there}"
         elif ours == {False} and theirs == {True} and words in _BY_ITS_LACK:
             found[words, False] = f"{words}: {not_here}, all {there}"
+    found = found or _by_length(LARGE, these, those, here, there)
     return dict(list(found.items())[:_MOST])
+
+
+def _by_length(
+    words: str, these: Sequence[CaseRequest], those: Sequence[CaseRequest], here: str, there: str
+) -> dict[tuple[str, bool], str]:
+    """Where all of these are longer than all others, or shorter. here, there: what is said of whom."""
+    what, of = _LENGTHS[words]
+    mine, others = list(map(of, these)), list(map(of, those))
+    if min(mine) > max(others) > 0:
+        said = f"{count(min(mine))} tokens or more: {here}; {there} the longest has {count(max(others))}"
+        return {(words, True): f"{what} {said}"}
+    if 0 < max(mine) < min(others):
+        said = f"{count(max(mine))} tokens at most: {here}; {there} the shortest has {count(min(others))}"
+        return {(words, False): f"{what} {said}"}
+    return {}
+
+
+def words_of(told: Apart) -> list[str]:
+    """What these requests have in common, the first of it first: ``prompts of 200 tokens or more``."""
+    return [said.partition(": ")[0] for (words, has), said in told.items() if has or words in _LENGTHS]
 
 
 def caught_before(told: Apart) -> list[str]:
@@ -104,8 +124,30 @@ def _begun_since(step: int, _: Case, request: CaseRequest) -> bool:
     return request.chunk_step >= step > 0
 
 
-def _begun(case: Case) -> Counter[tuple[int, int]]:
-    """(engine, step) -> how many requests had their first chunk in it."""
-    return case.once(
-        "begun", lambda: Counter((one.engine, one.chunk_step) for one in case.requests if one.chunk_step)
-    )
+def _begun(case: Case) -> Mapping[tuple[int, int], list[CaseRequest]]:
+    """(engine, step) -> the requests that had their first chunk in it, in the order in which they came."""
+
+    def gather() -> dict[tuple[int, int], list[CaseRequest]]:
+        found: dict[tuple[int, int], list[CaseRequest]] = defaultdict(list)
+        for one in case.requests:
+            if one.chunk_step:
+                found[one.engine, one.chunk_step].append(one)
+        return found
+
+    return case.once("begun", gather)
+
+
+def _loads(request: CaseRequest) -> bool:
+    return request.external > 0
+
+
+def _others_first(case: Case, request: CaseRequest, counts: Callable[[CaseRequest], bool]) -> bool:
+    """Whether another request that counts came before this one, and began in the same step."""
+    here = _begun(case)[request.engine, request.chunk_step]
+    return counts(request) and any(counts(other) for other in here if other.row < request.row)
+
+
+_LENGTHS: dict[str, tuple[str, Callable[[CaseRequest], int]]] = {
+    LONG: ("prompts of", lambda one: one.prompt),
+    LARGE: ("loads of", lambda one: one.external),
+}

@@ -11,6 +11,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unlike
 from kvtrace.causes.evidence.logs import exception_line
+from kvtrace.causes.evidence.part import PROMPTS, part_of_each
 from kvtrace.ledger.run import Engine, LostSpan, Swallowed
 from kvtrace.terms import LIMIT
 from kvtrace.trace.format import STEP_MASK
@@ -40,7 +41,17 @@ def where(case: Case, cause: Cause) -> list[str]:
     parts.append(f"in {spread} of {plural(of, '(layer, rank) pair')}")
     if steps:
         parts.append(f"computed in step{'s' if len(steps) > 1 else ''} {listed(map(str, steps), 6)}")
-    return [*unlike.of_saves(case, cause).values(), ", ".join(parts)]
+    return [*unlike.of_saves(case, cause).values(), *part_of_prompts(case, cause), ", ".join(parts)]
+
+
+def part_of_prompts(case: Case, cause: Cause) -> list[str]:
+    """Which part of each prompt a cause took, where it is the same of all."""
+    at = case.assigned[cause.id].at
+    lost = (
+        ([(start, end) for start, end, _ in parts], (0, case.requests[row].prompt))
+        for row, parts in at.items()
+    )
+    return part_of_each(lost, PROMPTS)
 
 
 def caught_there(case: Case, cause: Cause) -> list[str]:

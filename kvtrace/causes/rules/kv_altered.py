@@ -50,7 +50,7 @@ def rule(case: Case) -> Results:
             headline="loaded blocks hold other numbers than were computed",
             remedy=first
             or [
-                *([_PARTS] if equal else []),
+                *([_PARTS_LATER if all(row.asynchronous for row in hit) else _PARTS] if equal else []),
                 *([f"{_ASK} {_ORDER}"] if whole else [CAUSE.remedy, _ORDER]),
             ],
         )
@@ -61,6 +61,11 @@ _IN_PART = (
     "else a part of the others (V, some heads) came late, or from another place"
 )
 _PARTS = (
+    "Where no tier keeps fewer bits: see that all of a block is written (K and V, every head and channel), "
+    "before its layer's attention; that K and V come from one place of the store; and that nothing writes "
+    "there once more."
+)
+_PARTS_LATER = (
     "Where no tier keeps fewer bits: see that a load is named in get_finished only once K and V are "
     "written, in every layer, and that both come from the same place of the store."
 )

@@ -52,15 +52,15 @@ _BY_WORDS = (
     (OF_LAYER, _BY_NAME),
     (EXCHANGED, _BY_NAME),
     (
+        ELSEWHERE,
+        "see that nothing goes on naming a place of the store that was given to other KV (eviction, reuse); "
+        "the same blocks behind another beginning need another key",
+    ),
+    (
         SAME_PROMPT,
         "check, one by one, which block of the request each piece is saved from and loaded into: saves begin "
         "behind what earlier steps computed or loaded, loads behind what the GPU's prefix cache has; one "
         "that is passed over shifts all behind it",
-    ),
-    (
-        ELSEWHERE,
-        "see that nothing goes on naming a place of the store that was given to other KV (eviction, reuse); "
-        "the same blocks behind another beginning need another key",
     ),
     (
         ANOTHER_PROMPT,

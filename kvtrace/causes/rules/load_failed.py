@@ -40,8 +40,7 @@ def rule(case: Case) -> Results:
     failed = loads.affected(case, CAUSE)
     if not failed:
         caught = any(
-            fact.hook in (*LOAD_HOOKS, *BACKGROUND) and not fact.harmless
-            for fact in case.run.swallowed
+            fact.hook in (*LOAD_HOOKS, *BACKGROUND) and not fact.harmless for fact in case.run.swallowed
         )
         if accepted and not caught and all(loads.came(case, row) for row in accepted):
             yield CAUSE.ruled_out(

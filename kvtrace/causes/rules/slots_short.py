@@ -49,7 +49,8 @@ def rule(case: Case) -> Results:
             remedy=[
                 "copy all heads of a slot that this rank has, K and V"
                 if trust.parts
-                else "compare the slot mapping that is indexed in save_kv_layer with the one in the metadata",
+                else "see whether the save hook goes through all that its metadata names (a loop that ends "
+                "early, a filter), and whether the slots that it indexes are those that are named",
             ],
         )
         yield found if trust.parts else unstored.perhaps_taken_back(case, found)
