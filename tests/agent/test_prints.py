@@ -272,6 +272,17 @@ def test_loads_that_wrote_are_looked_at_as_their_blocks_go(trace: Any) -> None:
     assert [(step, len(prints)) for step, prints in again(trace)] == [(9, 2), (10, 1)]
 
 
+def test_a_step_with_nothing_to_hash_is_left_alone(trace: Any) -> None:
+    """``idle``: until somebody is admitted, or a load looks as if it had not come."""
+    engine = Engine()
+    engine.step([1, 2, 3])
+    assert engine.prints.idle
+    load(engine, "b", [4, 5, 6], STEP + 1, writes=True)
+    assert engine.prints.idle and engine.prints._rechecks.waiting
+    load(engine, "c", [1, 2, 7], STEP + 2)
+    assert not engine.prints.idle
+
+
 def test_as_many_blocks_wait_as_there_is_room_for(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rechecks, "MOST_WAITING", 2)
     engine = Engine()

@@ -141,7 +141,8 @@ def _wrap_execute(cls: Any) -> None:
                 PRINTS.account.busy += t1 - t0
                 if POLICY.account is not None:
                     POLICY.account.busy += t1 - t0
-                PRINTS.plan(self, scheduler_output)
+                if scheduler_output.scheduled_new_reqs or not PRINTS.idle:
+                    PRINTS.plan(self, scheduler_output)
                 head = _EXEC | flags << 32 | AGENT.thread() << 48
                 requests = len(scheduler_output.num_scheduled_tokens)
                 AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, worker.padded))
@@ -185,7 +186,8 @@ def _end_of_step(raised: bool = False) -> None:
         watch_records.settle()
         if raised:
             PRINTS.drop()
-        PRINTS.take()
+        if not PRINTS.idle:
+            PRINTS.take()
         worker.watch_store = worker.watch_load = worker.watch_after = None
         config_keys.step_ended(Role.WORKER)
         gathering, worker.gathering = worker.gathering, False

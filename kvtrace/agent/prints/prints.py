@@ -98,6 +98,8 @@ class Prints:
         self._room = [0, 0]
         """Numbers of single layers that may still be written: of computed blocks, of loaded ones."""
         self._kept: KeptCopies | None = None
+        self.idle = True
+        """Whether a step that admits nobody has nothing to hash."""
 
     def open(self, wrapper: Any, kv_cache_config: Any) -> None:
         """The worker's KV cache is made, and CACHES knows it."""
@@ -140,11 +142,11 @@ class Prints:
     def plan(self, wrapper: Any, output: Any) -> None:
         """``execute_model`` is over: note which blocks it filled. They are hashed by :meth:`take`, when the
         step is over: a draft model still writes KV in between."""
-        self._planned = None
+        self._planned, self.idle = None, False
         if not any(self._sizes):
             return
         try:
-            if not self._prompts.any_in(output):
+            if not (self._prompts.any or output.scheduled_new_reqs):
                 return
             worker, recorder = AGENT.worker, AGENT.recorder
             live = recorder is not None and recorder.alive and not recorder.full
@@ -165,7 +167,8 @@ class Prints:
     def begins(self, output: Any, step: int) -> None:
         """A step begins."""
         if self._rechecks.waiting and step:
-            self._recheck(lambda: self._rechecks.leaving(output, self._sizes))
+            if self._rechecks.unchanged or output.scheduled_new_reqs or _gives_more(output):
+                self._recheck(lambda: self._rechecks.leaving(output, self._sizes))
             self._rechecks.step = step
 
     def ends(self) -> None:
@@ -182,6 +185,8 @@ class Prints:
             self._safely(lambda: self._of_step(planned))
         if any(one.due <= self._rechecks.step for one in self._rechecks.unchanged):
             self._recheck(self._rechecks.due)
+        copies = self._kept is not None and self._kept.waiting
+        self.idle = not (self._prompts.any or self._waiting or self._rechecks.unchanged or copies)
 
     def _safely(self, work: Callable[[], None]) -> None:
         """Never raises."""
@@ -394,6 +399,12 @@ def _alike(shape: tuple[int, ...], known: tuple[int, ...], dim: int) -> bool:
     if shape[: dim + 1] != known[: dim + 1]:
         return False
     return [size for size in shape if size > 1] == [size for size in known if size > 1]
+
+
+def _gives_more(output: Any) -> bool:
+    """Whether a step gives blocks to requests that run."""
+    cached = output.scheduled_cached_reqs
+    return isinstance(cached, list) or any(cached.new_block_ids)
 
 
 def _loaded(output: Any) -> dict[str, int]:

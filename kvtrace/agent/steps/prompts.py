@@ -54,9 +54,10 @@ class PromptBlocks:
         self.ids: dict[str, Sequence[int]] = {}
         """Token ids of the prompts that the latest step computes, of those that are nothing else."""
 
-    def any_in(self, output: Any) -> bool:
-        """Whether :meth:`scheduled` has anything to do."""
-        return bool(self._prompts or output.scheduled_new_reqs)
+    @property
+    def any(self) -> bool:
+        """Whether :meth:`scheduled` has anything to do in a step that admits nobody."""
+        return bool(self._prompts)
 
     def scheduled(self, output: Any, sizes: Sequence[int], wanted: bool) -> list[Filled]:
         """What the step of that SchedulerOutput fills, once it has run.
