@@ -82,6 +82,14 @@ def test_a_prompt_that_was_kept_as_a_whole_is_no_unit(tmp_path: Path, end: int, 
     assert (found.value if found else None) == unit
 
 
+@pytest.mark.parametrize("there", [70, 96], ids=["nothing but the prompt", "generated tokens"])
+def test_a_prompt_kept_in_a_block_it_does_not_fill_has_no_unit(tmp_path: Path, there: int) -> None:
+    """Whole blocks are named, and the last one is stored as far as it goes: nothing is left out by a unit."""
+    whole = replace(sample(70, 70), stores=(StoredUnits(1, 96, -1, 0, there),))
+    found = infer_unit(run_of(tmp_path).engines[0], [whole, sample(128, 128)], [])
+    assert (found.value if found else None) == (None if there == 70 else 32)
+
+
 def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     """Of each prompt the first 128 tokens were kept: all that was there when it was offered, once. That is
     seen; that what a step computes is a unit takes a prompt that fills two of them, or one that is offered

@@ -172,6 +172,8 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     if kept:
         seen = _infer(engine, [*kept, *named], silent, command) or _infer(engine, kept, silent, command)
         seen = seen or _of_blocks(engine.block_size, kept, silent)
+    if any(_in_part(sample, engine.block_size) for sample in samples):
+        return None
     if seen:
         return seen
     decided = [sample for sample in samples if sample.stores]
@@ -179,6 +181,12 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     if not (decided or silent) and _agree(unsure):
         return _infer(engine, unsure, (), command)
     return _infer(engine, decided, silent, command)
+
+
+def _in_part(sample: Sample, block: int) -> bool:
+    """Whether a prompt was kept to its last token, in a block that it does not fill, nor generated tokens."""
+    whole = sample.taken == sample.prompt and sample.prompt % max(1, block) > 0
+    return whole and all(store.available <= sample.prompt for store in sample.stores)
 
 
 def _agree(unsure: Sequence[Sample]) -> bool:
