@@ -134,6 +134,26 @@ def test_a_hit_of_the_prefix_cache_is_both_requests(tmp_path: Path, asked: bool)
     assert positions(sim) == {"a": [((0, 4),)], "b": [((0, 4),), ((4, 8),)]}
 
 
+def test_a_hit_of_what_the_same_step_computes_is_both_requests(tmp_path: Path) -> None:
+    """vLLM admits the second request with a block that the first one is given in that step. Records of those
+    who are admitted come first: the block was taken for one that went from the second to the first."""
+    sim = cache(tmp_path, prefix_caching=True)
+    sim.asks = False
+    sim.give("old", [6], flags=FIRST)
+    compute(sim, "old", 0, 4)
+    sim.give("a", [5], flags=FIRST)
+    sim.arrive(Prompt("a", 12))
+    sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 12})
+    sim.arrive(Prompt("b", 12))
+    sim.lookup("b", 8, 0, 0)
+    sim.give("b", [5, 6, 9], flags=FIRST)
+    sim.give("a", [6, 7])
+    sim.step([Chunk("a", 4, 8), Chunk("b", 8, 4, first=True)], prompts={"a": 12, "b": 12})
+    sim.touch({0: range(20, 28)})
+    sim.touch({0: range(36, 40)})
+    assert positions(sim) == {"a": [((0, 8),)], "b": [((0, 8),), ((8, 12),)]}
+
+
 def test_blocks_of_a_preempted_request_are_its_own_until_given(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.arrive(Prompt("a", 12))

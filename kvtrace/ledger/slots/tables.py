@@ -67,13 +67,17 @@ class BlockTables:
 
     def until(self, step: int) -> None:
         """Take in what was given out up to ``step``, that included."""
+        hits: list[tuple[tuple[int, int], Holder]] = []
         while self._at < len(self._given) and self._given[self._at].record.step <= step:
             one = self._given[self._at]
             if one.record.step != self._step:
+                self._share(hits)
+                hits = []
                 self._step = one.record.step
                 self._before.clear()
-            self._give(one)
+            hits += self._give(one)
             self._at += 1
+        self._share(hits)
         if step > self._step:
             self._before.clear()
 
@@ -100,7 +104,10 @@ class BlockTables:
         self._holders[key] = holders
         self._past[key].append((self._step, holders))
 
-    def _give(self, one: Given) -> None:
+    def _give(self, one: Given) -> list[tuple[tuple[int, int], Holder]]:
+        """Gives out what a record names, and returns what of it the prefix cache had: the request that
+        computes that may be given its block in the same step, by a later record."""
+        hits: list[tuple[tuple[int, int], Holder]] = []
         record, row = one.record, one.row
         if rows.flags(record.head) & Flag.FIRST or row not in self._since:
             self._since[row] = record.step
@@ -116,12 +123,24 @@ class BlockTables:
                 now = (mine if one.row == row and mine.since in self._resumed[row] else one for one in known)
                 self._hold(key, tuple(now))
                 continue
-            if known and place * size < hit:
-                self._hold(key, (*known, mine))
+            if place * size < hit:
+                hits.append((key, mine))
                 continue
-            self._before.setdefault(key, known)
-            self._take_away(record.block + by * i)
-            self._hold(key, (mine,))
+            self._pass_on(key, mine)
+        return hits
+
+    def _share(self, hits: Sequence[tuple[tuple[int, int], Holder]]) -> None:
+        """These have a block beside those who have it; alone where nobody is known to."""
+        for key, mine in hits:
+            if known := self._holders.get(key, ()):
+                self._hold(key, (*known, mine))
+            else:
+                self._pass_on(key, mine)
+
+    def _pass_on(self, key: tuple[int, int], mine: Holder) -> None:
+        self._before.setdefault(key, self._holders.get(key, ()))
+        self._take_away(key[1])
+        self._hold(key, (mine,))
 
     def _holder(self, row: int, place: int) -> Holder:
         since, resumed = self._since[row], self._resumed[row]
