@@ -52,6 +52,11 @@ class BudgetAccount:
         self._pay_in()
         self._saved -= cost
 
+    def settle(self) -> None:
+        """What was spent so far is forgiven."""
+        self._pay_in()
+        self._saved = max(self._saved, float(self._credit))
+
     def learned(self, cost: int) -> None:
         """A timed step is done with and took ``cost`` ns in all (paid for by :meth:`spent`)."""
         self._pay_in()

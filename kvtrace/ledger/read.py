@@ -25,7 +25,7 @@ from kvtrace.ledger.loads.book import ask, balance, follow, look
 from kvtrace.ledger.loads.resumed import ask_resumed, follow_resumed
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, by_engine, collect
-from kvtrace.ledger.run import Engine, PairKept, Part, Run, RunError, RunRequest, Worker
+from kvtrace.ledger.run import Engine, PairKept, Part, PromptSteps, Run, RunError, RunRequest, Worker
 from kvtrace.ledger.saves.assign import RequestSaves, Saves, assign
 from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.measured import MeasuredCells, measure
@@ -161,6 +161,7 @@ def _books(
         swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
     )  # fmt: skip
     saves = assign(requests, engines, evidence, arrived, asked.watch, [part.of(requests) for part in parts])
+    watched_in = list(_partly_watched(scans, requests))
     loads, loads_sum = balance(wanted, arrived, requests, engines, scans, [of.saved for of in saves.requests])
     run = Run(
         directory=run_dir,
@@ -183,8 +184,9 @@ def _books(
         total=saves.total,
         notes=[
             *unfinished(requests), *(() if files[0].exit_code == 0 else in_the_open(scans)),
-            *_notes(found, engines), *_unwatched(scans, requests),
+            *_notes(found, engines), *map(str, watched_in),
         ],
+        partly_watched=watched_in,
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust, whole=saves.whole, kept=_kept(engines, saves),
@@ -441,16 +443,15 @@ def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:
     return notes
 
 
-def _unwatched(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Iterator[str]:
-    """How many steps were watched, of workers in which not all were."""
+def _partly_watched(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Iterator[PromptSteps]:
+    """Of workers in which not all steps were watched."""
     computing = np.array(sorted({chunk.step for one in requests for chunk in one.chunks}), dtype=np.int64)
     for one in scans:
         if any(limit.kind == Limit.STEPS for limit in one.facts_of(WatchLimitsFact)):
             for ran in one.executed.values():
                 steps = np.intersect1d(ran.steps, computing)
                 seen = np.isin(steps, np.union1d(ran.watched, ran.watched_loads)).sum()
-                share = f"{count(int(seen))} of {plural(len(steps), 'step')}"
-                yield f"{share} with prompt tokens were watched in process {one.pid}, the others not"
+                yield PromptSteps(one.pid, int(seen), len(steps))
 
 
 _KEPT = {

@@ -23,6 +23,7 @@ from kvtrace.trace import hooks
 from kvtrace.trace.reader import SpoolInfo
 from kvtrace.trace.run_file import RunFile
 from kvtrace.trace.stuck_file import StuckFile
+from kvtrace.words import count, plural
 
 # ----------------------------------------------------------------------------- tables
 
@@ -432,6 +433,18 @@ class WatchLimits(documents.WatchLimitsFact):
     spool: str = ""
 
 
+class PromptSteps(NamedTuple):
+    """Of a worker's ``steps`` with prompt tokens ``watched`` were watched, the others not."""
+
+    pid: int
+    watched: int
+    steps: int
+
+    def __str__(self) -> str:
+        share = f"{count(self.watched)} of {plural(self.steps, 'step')}"
+        return f"{share} with prompt tokens were watched in process {self.pid}, the others not"
+
+
 @dataclass(frozen=True)
 class StartFailure(documents.StartFailedFact):
     """In which process."""
@@ -636,6 +649,7 @@ class Run:
     ended_in_steps: Sequence[StartFailure] = ()
     """What raised out of a step of an engine core, and ended it."""
     """Why an engine never came up, the innermost processes only."""
+    partly_watched: Sequence[PromptSteps] = ()
     load_rows: Sequence[LoadOf] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""
     lost_resumed: Sequence[LostResumed] = ()

@@ -35,7 +35,8 @@ def where(report: Report) -> str:
     if written is None:  # reports of before
         return "Where to is not in this report: a newer kvtrace writes it." if saved else _nothing(report)
     there = [one for one in written if one["kind"] != "configured"]
-    shown = [_place(one) for one in there[:_SHOWN_PLACES]]
+    least = "at least " if report["limits"].get("partly_watched") else ""
+    shown = [_place(one, least) for one in there[:_SHOWN_PLACES]]
     more = f" and {len(there) - len(shown)} more places" if len(there) > len(shown) else ""
     if saved:
         if shown:
@@ -57,14 +58,23 @@ def _nothing(report: Report) -> str:
     return "Nothing was stored."
 
 
-def _place(one: PlaceRow) -> str:
+def watched(report: Report) -> str:
+    """How many steps were watched, where not all were; "" else."""
+    few = report["limits"].get("partly_watched")
+    if few is None:
+        return ""
+    share = f"{count(few['watched'])} of {plural(few['steps'], 'step')} with prompt tokens were watched"
+    return f"{share}: of the others only what vLLM is told is known (--watch full, or a larger --budget)."
+
+
+def _place(one: PlaceRow, least: str) -> str:
     name, amount = clean(one["name"], 100), size(one["size"])
     if one["kind"] == "directory" and not one["files"]:
         return f"{name} (no file of it is there any more)"
     if one["kind"] == "directory":
-        return f"{name} ({plural(one['files'], 'file')}, {amount})"
+        return f"{name} ({least}{plural(one['files'], 'file')}, {amount})"
     if one["kind"] == "peer":
-        return f"{peer(name)} ({amount} sent)"
+        return f"{peer(name)} ({least}{amount} sent)"
     return f"{name} ({one['kind']}, {amount})" if one["size"] else f"{name} ({one['kind']})"
 
 

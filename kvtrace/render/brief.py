@@ -120,6 +120,7 @@ def _page(report: Report, room: _Room, source: str | None, traced: str | None) -
         *(Facts(facts) for facts in _head(report)),
         Paragraph(clean(report["verdict"]), "bold", gap=True),
         Paragraph(answers.where(report)),
+        Paragraph(answers.watched(report)),
         Paragraph(answers.uneven(report)),
         Paragraph(_vllm(report) if room.vllm else ""),
         *_saves(report, room),

@@ -99,6 +99,11 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
             },
         },
     }
+    if few := run.partly_watched:
+        report["limits"]["partly_watched"] = {
+            "watched": sum(one.watched for one in few),
+            "steps": sum(one.steps for one in few),
+        }
     report["places"] = [row(model.PlaceRow, one) for one in run.places[: model.MAX_PLACES]]
     if layers := _layers(run):
         report["layers"] = layers

@@ -471,7 +471,20 @@ class Tracer(_LaterTracer):
     records: Annotated[Count, "records in all spools"]
 
 
-class Limits(TypedDict):
+class PromptStepsRow(TypedDict):
+    """Steps with prompt tokens, of workers in which not all of them were watched"""
+
+    watched: Annotated[Count, "in which what the connector reads and writes was watched"]
+    steps: Annotated[Count, "all of them"]
+
+
+class LaterLimits(TypedDict, total=False):
+    """Fields that the first reports of this schema did not have"""
+
+    partly_watched: Annotated[PromptStepsRow, "summed over workers; absent where all steps were watched"]
+
+
+class Limits(LaterLimits):
     """What this report cannot say"""
 
     notes: Annotated[list[str], "one sentence each"]

@@ -120,6 +120,10 @@ class Policy:
         self._steps: dict[int, None] = {}
         self._after = False
         """The step before this one was watched."""
+        self._begun = False
+        """The first step has begun: what was watched before takes nothing from the steps."""
+        self._granted = False
+        """The account held what the step at hand costs, as it began."""
         self._latest: _Connector | None = None
 
     # --- the account ----------------------------------------------------------------------
@@ -158,7 +162,12 @@ class Policy:
     def step_begins(self) -> None:
         """What comes before the metadata is bound, and the binding itself, is watched in the step right after
         a watched one, and where prompt tokens are computed: some connectors copy as their work comes."""
-        if self._after or (AGENT.worker.prompt and self._pays()):
+        if not self._begun:
+            self._begun, account = True, self._accounts()
+            if account is not None:
+                account.settle()
+        self._granted = AGENT.worker.prompt and self._pays()
+        if self._after or self._granted:
             samples = self._latest.store if self._latest is not None else _Samples(EVERY)
             AGENT.worker.watch_after = WatchedWay(samples, False)
 
@@ -195,7 +204,7 @@ class Policy:
 
     def _choose(self, connector: _Connector, declared: Any, work: _Work) -> None:
         worker = AGENT.worker
-        if self._pays():
+        if self._granted or self._pays():
             worker.watch_store = WatchedWay(connector.store, declared.store_slots > 0)
             worker.watch_load = WatchedWay(connector.load, declared.load_slots > 0)
             return
