@@ -355,7 +355,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[CaseRequest]:
             request.grade = min(b.grade, request.grade or Grade.PROVED)
             request.proved += b.amount if b.grade >= Grade.PROVED else 0
         request.caught += b.amount if b.outcome == NOT_OBSERVED and b.ended == SaveEnd.CAUGHT else 0
-        hides = b.request in guessed and _unread(engines.get(b.engine))
+        hides = b.request in guessed and unread_steps(engines.get(b.engine))
         if b.outcome == NOT_OBSERVED and (b.prompt or hides):
             request.unseen = True
     for save in run.async_saves:
@@ -445,7 +445,7 @@ def kept_before(
     return best
 
 
-def _unread(engine: Engine | None) -> bool:
+def unread_steps(engine: Engine | None) -> bool:
     """Whether steps are left whose metadata could not be read, and that were not watched in full."""
     return engine is None or engine.unreadable_steps > len(engine.watched_steps)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvtrace.causes.case import Case
+from kvtrace.causes.case import Case, unread_steps
 from kvtrace.causes.diagnosis import StageRow
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.evidence.steps import bodies, calls, product
@@ -92,7 +92,9 @@ def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
     _, fired, work, _ = calls(run, hooks.SAVE_LAYER.name)
     if configured:
         implied = sum(engine.implied_entries for engine in configured)
-        what = "the metadata names nothing for it" if implied and not work else f"in {count(work)} with work"
+        least = "at least " if any(map(unread_steps, configured)) else ""
+        what = f"in {least}{count(work)} with work"
+        what = "the metadata names nothing for it" if implied and not work else what
         notes[Stage.HOOK] = f"save_kv_layer called in {count(fired)} layer-steps, {what}"
         parts = (
             measured.by_grade(prompts.saved),

@@ -161,7 +161,6 @@ def _books(
         swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
     )  # fmt: skip
     saves = assign(requests, engines, evidence, arrived, asked.watch, [part.of(requests) for part in parts])
-    watched_in = list(_partly_watched(scans, requests))
     loads, loads_sum = balance(wanted, arrived, requests, engines, scans, [of.saved for of in saves.requests])
     run = Run(
         directory=run_dir,
@@ -182,11 +181,8 @@ def _books(
         in_common=in_common(requests),
         compared=contents.blocks, reused_wrong=contents.reused, across_salts=contents.salted,
         total=saves.total,
-        notes=[
-            *unfinished(requests), *(() if files[0].exit_code == 0 else in_the_open(scans)),
-            *_notes(found, engines), *map(str, watched_in),
-        ],
-        partly_watched=watched_in,
+        notes=[*unfinished(requests), *_ended_badly(files[0], scans), *_notes(found, engines)],
+        partly_watched=list(_partly_watched(scans, requests)),
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust, whole=saves.whole, kept=_kept(engines, saves),
@@ -413,6 +409,10 @@ def _counted(
 
 def _covered(worker: Worker, coverage: WorkerCoverage) -> Worker:
     return replace(worker, hooks_seen=bool(coverage.hooks), python=coverage.python, hook_ns=coverage.hook_ns)
+
+
+def _ended_badly(file: RunFile, scans: Sequence[SpoolScan]) -> Sequence[str]:
+    return () if file.exit_code == 0 else in_the_open(scans)
 
 
 def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:

@@ -259,8 +259,10 @@ def loaded(report: Report) -> str:
         if name not in (LOADED, _ALTERED) and ledger["accounts"][name] and tokens_of(ledger, name)
     ]
     share = f" ({percent(came, whole)})" if came else ""
-    alone = ledger.get("grades", {}).get(LOADED, {}).keys() == {"declared"}
-    by_report = ", by the connector's report alone" if came and alone else ""
+    grades = ledger.get("grades", {}).get(LOADED, {})
+    told = round(grades.get("declared", 0) / max(1, ledger["pairs"] or 1))
+    how_many = "" if grades.keys() == {"declared"} else f"{count(told)} of them "
+    by_report = f", {how_many}by the connector's report alone" if came and told else ""
     numbers = f", {count(other_numbers)} as other numbers than were computed" if other_numbers else ""
     said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}{by_report}{numbers}"
     return f"{said}; {', '.join(rest)}." if rest else f"{said}."

@@ -53,7 +53,7 @@ def build_report(run_dir: str | Path, progress: ledger.Progress = ledger.unwatch
 
 def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.Report:
     """The report of an analysed run; not yet checked against the schema."""
-    notes: list[str] = list(run.notes)
+    notes: list[str] = [*run.notes, *map(str, run.partly_watched)]
     for pid, where, error in run.agent_errors:
         off = f"the agent turned (a part of) itself off at {where}"
         what = "not every call of a hook is seen" if where == HOOKS else off
@@ -84,26 +84,8 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "not_observed": [row(model.NotObservedRow, one) for one in diagnosis.not_observed],
         "requests": _requests(diagnosis.requests),
         "timing": [row(model.TimingRow, one, count=one.calls) for one in run.timing if one.kind == "hook"],
-        "limits": {
-            "notes": notes,
-            "lost_records": sum(spool.lost + spool.left_out for spool in run.spools),
-            "damaged": [
-                {"spool": f"{SPOOL_DIR}/{spool.name}", "detail": spool.detail or spool.end}
-                for spool in run.spools
-                if spool.end in ("cut", "damaged")
-            ],
-            "tracer": {
-                "spool_bytes": sum(spool.size for spool in run.spools),
-                "records": sum(spool.records for spool in run.spools),
-                "in_c": sum(spool.windowed for spool in run.spools),
-            },
-        },
+        "limits": _limits(run, notes),
     }
-    if few := run.partly_watched:
-        report["limits"]["partly_watched"] = {
-            "watched": sum(one.watched for one in few),
-            "steps": sum(one.steps for one in few),
-        }
     report["places"] = [row(model.PlaceRow, one) for one in run.places[: model.MAX_PLACES]]
     if layers := _layers(run):
         report["layers"] = layers
@@ -117,6 +99,29 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
 
 
 # ------------------------------------------------------------------------------ what ran
+
+
+def _limits(run: ledger_model.Run, notes: list[str]) -> model.Limits:
+    limits: model.Limits = {
+        "notes": notes,
+        "lost_records": sum(spool.lost + spool.left_out for spool in run.spools),
+        "damaged": [
+            {"spool": f"{SPOOL_DIR}/{spool.name}", "detail": spool.detail or spool.end}
+            for spool in run.spools
+            if spool.end in ("cut", "damaged")
+        ],
+        "tracer": {
+            "spool_bytes": sum(spool.size for spool in run.spools),
+            "records": sum(spool.records for spool in run.spools),
+            "in_c": sum(spool.windowed for spool in run.spools),
+        },
+    }
+    if few := run.partly_watched:
+        limits["partly_watched"] = {
+            "watched": sum(one.watched for one in few),
+            "steps": sum(one.steps for one in few),
+        }
+    return limits
 
 
 def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:

@@ -351,7 +351,7 @@ def test_a_miss_says_nothing_of_earlier_saves_in_its_title(tmp_path: Path) -> No
     sim.serve([Prompt(name, 64, digest=1) for name in "ab"], Rounding(32).policy())
     finding = the(analyse(sim), "lookup-miss")
     assert "1 prompt begins like one that had been saved and was over" in words(finding)
-    assert "no earlier save" not in finding.title and "had been saved before" in finding.title
+    assert "no earlier save" not in finding.title and "had been announced for saving before" in finding.title
 
 
 def test_a_consumer_that_finds_nothing(tmp_path: Path) -> None:

@@ -429,7 +429,7 @@ def test_of_reused_tokens_it_is_said_whether_ever_stored(tmp_path: Path) -> None
     sim.serve([Prompt("a", 128, digest=2, prefixes=(7, 8, 9))], half)
     sim.serve([Prompt("b", 130, digest=3, prefixes=(7, 8, 9))], Policy(nothing), local=lambda p: 96)
     said = ruled_out(analyse(sim))["local-hit"]
-    assert said.endswith("a save of 64 of these was seen, of the other 32 none")
+    assert said.endswith("a save of 64 of these is known, of the other 32 none")
 
 
 def test_already_stored_by_a_hit_that_is_loaded(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ LATER = {"report": ("connectors", "graphs", "device", "digest", "places", "layer
                     "kv_groups"),
          "FindingRow": ("headline", "pattern", "connector", "grade"),
          "RequestRow": ("sent", "grade", "not_observed"),
-         "RequestRows": ("unended",), "Ledgers": ("states",), "Tracer": ("in_c",),
+         "RequestRows": ("unended",), "Limits": ("partly_watched",), "Ledgers": ("states",),
+         "Tracer": ("in_c",),
          "SummaryRow": ("idle",)}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""
 JUDGE = jsonschema.Draft202012Validator(SCHEMA)

@@ -237,6 +237,6 @@ def _reused(case: Case) -> list[str]:
     said = list(dict.fromkeys(why for _, why in found))
     return [
         f"{plural(len(found), 'block')} that {listed(who)} reused from the GPU's own prefix cache hold other "
-        "tokens' KV: a load wrote there, or they were reused before it was over",
+        "tokens' KV: as a load left it, or before it was over",
         *said[:_MOST_SAID],
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.case import unread_steps
 from kvtrace.causes.evidence.steps import calls
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import count, listed, plural
@@ -57,7 +58,8 @@ def rule(case: Case) -> Results:
         return
     eligible, fired_all, work, _ = calls(run, "save_kv_layer")
     if eligible and fired_all == eligible:
+        least = "at least " if any(map(unread_steps, run.engines)) else ""
         yield CAUSE.ruled_out(
-            f"save_kv_layer was called in {count(fired_all)}/{count(eligible)} layer-steps, {count(work)} "
-            "of them with work"
+            f"save_kv_layer was called in {count(fired_all)}/{count(eligible)} layer-steps, "
+            f"{least}{count(work)} of them with work"
         )

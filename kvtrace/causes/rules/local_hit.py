@@ -38,7 +38,7 @@ def rule(case: Case) -> Results:
         stored = min(reused, sum(_stored(case, r) for r in case.requests if r.local))
         found = f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache"
         if reused:
-            found += f"; a save of {count(stored)} of these was seen"
+            found += f"; a save of {count(stored)} of these is known"
             found += f", of the other {count(reused - stored)} none" if stored < reused else ""
         yield CAUSE.ruled_out(found)
     else:

@@ -8,6 +8,7 @@ from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import loads, transfers, unlike
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
 
 _PREFIXES = (
@@ -82,7 +83,8 @@ def _found_nothing(
     )
     saved = bool(before)
     if saved and not consumers:
-        within = "though their tokens had been saved before"
+        seen = all(case.of_request(one.by).saved and _is_seen(one) for one in before.values())
+        within = f"though their tokens had been {'saved' if seen else 'announced for saving'} before"
     meant = " Is that meant?" if saved else ""
     told = loads.what_misses(case, {row.engine for row in due})
     apart = _apart(case, repeated) if saved and not any((row.answer or 0) > 0 for row in asked) else []
@@ -104,6 +106,11 @@ def _found_nothing(
         events=loads.events(case, wanting, CAUSE),
         headline="the lookups found nothing in the store",
     )
+
+
+def _is_seen(kept: loads.KeptBefore) -> bool:
+    """Whether more than its metadata says that it was saved."""
+    return (kept.by.grade or Grade.DECLARED) > Grade.DECLARED
 
 
 def _less(case: Case, asked: list[LoadOf]) -> list[loads.KeptBefore]:
