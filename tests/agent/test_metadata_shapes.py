@@ -141,6 +141,13 @@ def test_token_ids_are_the_requests_own(name: str, start: int, end: int):
     assert said(Meta(work=[item])) == [(A, STORE, start, end - start)]
 
 
+def test_offsets_beside_blocks_that_are_called_so_are_no_slots() -> None:
+    """96 is a slot of block 3, which the request holds as well: three slots of it were said to be stored."""
+    holdings = step({A: Req(([*range(1, 19)],), prompt=565, before=96, now=96)}, sizes=(32,))
+    entry = {"keys": ["k1", "k2", "k3"], "blocks": np.array([4, 5, 6]), "at": np.array([96, 128, 160])}
+    assert said(Meta(push={A: entry}, pull={}), holdings) == [(A, STORE, 96, 96)]
+
+
 # --- flat lists, pairs, dictionaries of keys --------------------------------------------------------------
 
 

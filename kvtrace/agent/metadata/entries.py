@@ -255,9 +255,9 @@ class Resolver:
         if any(len({way.ranges for way in ways}) > 1 for _, ways in read):
             raise Unclear(next(listed.name for listed, ways in read if len(ways) > 1))
         found = [(listed, ways[0]) for listed, ways in read]
+        named = [one for one in found if words.read(one[0].name).unit]  # any number may be a slot's by chance
         for unit in (SLOT, BLOCK, TOKEN):
-            of_unit = [(listed, way) for listed, way in found if way.unit == unit]
-            of_unit = [one for one in of_unit if words.read(one[0].name).unit] or of_unit
+            of_unit = [one for one in named or found if one[1].unit == unit]
             if of_unit:
                 break
         if len({way.ranges for _, way in of_unit}) != 1:
