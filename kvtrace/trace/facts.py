@@ -232,7 +232,7 @@ class EngineArgsFact(Document):
 @dataclass(frozen=True)
 class HookExceptionFact(Document):
     """An exception that left a hook, or ended a thread of the connector's (hook "thread"; ``step``: the one
-    that the thread worked for, as far as that is known)."""
+    that the thread worked for, or the last one that had begun)."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.EXCEPTION
 

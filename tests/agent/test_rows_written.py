@@ -262,6 +262,7 @@ def quiet_step() -> None:
 
     # known by then: a step in which a name is new is not summed up by the recorder in C
     AGENT.id("layer.0"), AGENT.id("layer.1")
+    execute()  # what is said once of an engine's graphs, in its first step
     execute(body, full=True)
 
 

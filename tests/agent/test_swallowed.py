@@ -292,9 +292,11 @@ def test_a_dying_thread_is_noted_and_the_users_hook_still_runs(trace, monkeypatc
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
     swallowed.install_thread_hook()
     make(quietly)
+    AGENT.worker.latest = 7
     thread = threading.Thread(target=write, args=(ValueError("password=hunter2"),))
     thread.start()
     thread.join()
     assert seen == [ValueError]
     (fact,) = trace.facts(Fact.EXCEPTION)
     assert (fact["hook"], fact["type"]) == ("thread", "ValueError") and "hunter2" not in fact["message"]
+    assert fact["step"] == 7, "no step asked for it: the last one that had begun"

@@ -334,4 +334,6 @@ def _thread_died(error: BaseException | None) -> None:
         return
     if HERE.work is not None:
         HERE.work.said_elsewhere(error)
-    AGENT.exception(THREAD, None, AGENT.worker.step if origin is None else origin.step, index, error)
+    # of work that no step asked for, the last step that had begun
+    step = (0 if origin is None else origin.step) or AGENT.worker.latest
+    AGENT.exception(THREAD, None, step, index, error)
