@@ -179,7 +179,7 @@ def _books(
         lost_resumed=follow_resumed(resumed, engines, looked),
         perhaps_late=frozenset(row for one in slots.values() for row in one.perhaps_late),
         in_common=in_common(requests),
-        compared=contents.blocks, reused_wrong=contents.reused, across_salts=contents.salted,
+        compared=contents.blocks, across_salts=contents.salted,
         total=saves.total,
         notes=[*unfinished(requests), *_ended_badly(files[0], scans), *_notes(found, engines)],
         partly_watched=list(_partly_watched(scans, requests)),

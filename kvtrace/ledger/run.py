@@ -663,8 +663,6 @@ class Run:
     """Of engines with several connectors inside one: the run as each of these saw it."""
     compared: Mapping[str, int] = field(default_factory=dict)
     """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
-    reused_wrong: Sequence[tuple[int, str]] = ()
-    """Blocks of the GPU's own prefix cache that hold other tokens' KV: (row of a request, what is said)."""
     across_salts: Mapping[int, int] = field(default_factory=dict)
     """Row of a request -> tokens of its load that only requests under another cache salt had computed."""
     states: States | None = None

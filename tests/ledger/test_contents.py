@@ -529,21 +529,6 @@ def test_loaded_blocks_that_the_gpu_keeps_excuse_no_load(tmp_path: Path) -> None
     assert cache.run().compared == {"equal": 2, "altered": 1}
 
 
-@pytest.mark.parametrize(
-    ("prints", "wrong"),
-    [([5, 6, 7, 8], 0), ([5, 99, 7, 8], 0), ([5, 5, 7, 8], 1), ([22, 6, 23, 8], 2)],
-)
-def test_other_kv_in_the_gpus_own_prefix_cache_is_a_fault(
-    tmp_path: Path, prints: list[int], wrong: int
-) -> None:
-    """Of what is no other tokens' KV nothing is said: two computations differ in their last bits."""
-    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("x", [21, 22, 23, 24], (31, 32, 33, 34))
-    said = diagnose(cache.reuses("c", prints).run())
-    faults = [one for one in said.findings if one.severity == "fault"]
-    assert [(one.id, one.requests) for one in faults] == [("kv-load-wrong", 1)] * (wrong > 0)
-    assert not wrong or faults[0].evidence[0].startswith(f"{wrong} block")
-
-
 def test_where_one_computation_was_not_printed_nothing_is_wrong(tmp_path: Path) -> None:
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("b", [])
     assert unsure(cache.loads("c", [5, 99, 7, 8]).run(), 1)
@@ -719,24 +704,6 @@ def test_where_loads_began_tells_the_wrong_from_the_right(tmp_path: Path, right:
     )
     asked = first.remedy[0].startswith("See whether start_load_kv, or the metadata, counts from the first")
     assert first.id == "kv-load-wrong" and said == asked == (right == "a load from the first token")
-
-
-@pytest.mark.parametrize(("first", "right", "said"), [(1, 1, True), (2, 1, False), (4, 1, False)])
-def test_wrong_kv_from_the_first_chunks_end_on(tmp_path: Path, first: int, right: int, said: bool) -> None:
-    """All blocks of a prompt were saved in its first step, which had computed some of them. ``first``: blocks
-    of its first chunk; ``right``: that came back right."""
-    cache = Cache(tmp_path)
-    sim, length = cache.sim, 4 * BLOCK
-    sim.arrive(Prompt("a", length, digest=A[-1], prefixes=A))
-    sim.lookup("a", 0, 0, 0)
-    sim.step([Chunk("a", 0, first * BLOCK, first=True)], prompts={"a": length})
-    if first < 4:
-        sim.step([Chunk("a", first * BLOCK, length - first * BLOCK)], prompts={"a": length})
-    sim.prints("a", [5, 6, 7, 8])
-    found = diagnose(cache.loads("b", [5, 6, 7][:right] + [77] * (3 - right) + [9]).run()).findings[0]
-    assert found.id == "kv-load-wrong"
-    assert found.remedy[0].startswith("Save each block in the step that fills it") is said
-    assert any("where the first chunk ended" in line for line in found.evidence) is said
 
 
 @pytest.mark.parametrize("late", [True, False])

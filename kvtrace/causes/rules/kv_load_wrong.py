@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.causes.case import MAX_EVENTS, CaseRequest
+from kvtrace.causes.case import MAX_EVENTS
 from kvtrace.causes.diagnosis import Finding, RuledOut
 from kvtrace.causes.evidence import loads, unlike
 from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, Event, LoadEnd, Results
@@ -33,9 +33,8 @@ CAUSE = Cause(
         "The fingerprint of a loaded block is that of other tokens or of another place, or stands twice in "
         "one load, or is none of those that the same tokens computed to in this run on that rank, though "
         "each of these is known and the store had nothing for them before. The "
-        "fingerprints of single layers tell which of them differ. Or a block that the GPU's own prefix cache "
-        "gave has the fingerprint of other tokens. A choice: it is what the same tokens computed to, for "
-        "requests under another cache_salt alone."
+        "fingerprints of single layers tell which of them differ. A choice: it is what the same tokens "
+        "computed to, for requests under another cache_salt alone."
     ),
     remedy=(
         "Check the key (all tokens up to the end of what is stored, model, layer, rank), the order of the "
@@ -73,11 +72,6 @@ _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
     "prompt's first one: the first num_computed_tokens of the lookup stand in the GPU's prefix cache"
 )
-_CHUNK = (
-    "save each block in the step that fills it: where a prompt comes in chunks, the blocks of later ones are "
-    "not computed in its first step, and may not be the request's yet (the block table has 0 for them)"
-)
-"""Of what was stored by a request whose first chunk ended where the wrong KV begins."""
 _MOST_SAID = 3
 _LEAST = 0.25
 """Of the tokens that were loaded wrong: what was stored so must be as many, to be named for it."""
@@ -104,12 +98,9 @@ def rule(case: Case) -> Results:
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
                 *(late := _perhaps_late(case, seen)),
-                *(chunked := _behind_first_chunks(case, wrong)),
-                *_reused(case),
             ],
             remedy=[
                 *([kv_misplaced.KEPT] if late else []),
-                *([_CHUNK] if chunked else []),
                 *_remedies(
                     case, said, wrong, lost, (unlike.BEHIND_HIT, True) in loads.what_fails(case, wrong)
                 ),
@@ -117,10 +108,6 @@ def rule(case: Case) -> Results:
             ],
             headline="loaded KV is not what its tokens compute to",
         )
-    elif reused := _reused(case):
-        rows = {row for row, _ in case.run.reused_wrong}
-        title = f"{plural(len(rows), 'request')} went on from other tokens' KV in the GPU's own prefix cache."
-        yield case.finding(CAUSE, title, tokens=0, requests=len(rows), evidence=reused, grade=Grade.PROVED)
     elif case.run.across_salts:
         yield _across_salts(case)
     elif equal and not unequal:
@@ -177,31 +164,6 @@ def _perhaps_late(case: Case, seen: Sequence[str]) -> list[str]:
     ]
 
 
-def _behind_first_chunks(case: Case, wrong: Sequence[LoadOf]) -> list[str]:
-    """Where all that is wrong begins where the first chunk ended of the request that computed it first."""
-    first = _first(case)
-    for row in wrong:
-        size = max(1, case.engines[row.engine].block_size)
-        begin = min(
-            (start for parts in row.lost for start, _, end in parts if end == LoadEnd.WRONG), default=0
-        )
-        common = case.run.in_common.get(row.request, ())
-        known = (first.get((row.engine, digest)) for digest, tokens in common if tokens > begin)
-        by = next(filter(None, known), None)
-        if by is None or by.chunks < 2 or not row.local < begin == by.first_end // size * size:
-            return []
-    return [
-        "in each of these loads it begins where the first chunk ended of the request that computed it first"
-    ]
-
-
-def _first(case: Case) -> dict[tuple[int, int], CaseRequest]:
-    """(engine, digest of a beginning) -> the first request that began so."""
-    begun = sorted((one for one in case.requests if one.chunk_step), key=lambda one: -one.chunk_step)
-    every = ((one, digest) for one in begun for digest, _ in case.run.in_common.get(one.row, ()))
-    return {(one.engine, digest): one for one, digest in every}
-
-
 def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind: bool) -> list[str]:
     """``lost``: tokens that the loads brought wrong; ``behind``: these alone began behind a hit."""
     first = stored_so(case, lost)
@@ -226,17 +188,3 @@ def stored_so(case: Case, lost: int) -> list[str]:
         if case.affected(one.CAUSE) and case.tokens(one.CAUSE) >= _LEAST * lost
     ]
     return [f"mend {listed(found)} first: a load can give back no better KV than was stored"] if found else []
-
-
-def _reused(case: Case) -> list[str]:
-    """What is wrong in the GPU's own prefix cache: what the connector did to it goes on from there."""
-    found = case.run.reused_wrong
-    if not found:
-        return []
-    who = list(dict.fromkeys(case.requests[row].id for row, _ in found))
-    said = list(dict.fromkeys(why for _, why in found))
-    return [
-        f"{plural(len(found), 'block')} that {listed(who)} reused from the GPU's own prefix cache hold other "
-        "tokens' KV: as a load left it, or before it was over",
-        *said[:_MOST_SAID],
-    ]

@@ -84,7 +84,6 @@ class Contents:
         sharing: (row, end of a wrong block) -> the requests that begin with the same tokens, and their pairs.
         blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared", "altered".
         written: requests into whose slots something was seen to be written.
-        reused: blocks of the GPU's own prefix cache that hold other tokens' KV: (row, what is said of them).
         salted: tokens of its load that hold what a request under another cache salt computed for the same
             positions, and nobody under its own.
     """
@@ -95,7 +94,6 @@ class Contents:
     sharing: Mapping[tuple[int, int], Sequence[tuple[int, int]]] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
-    reused: Sequence[tuple[int, str]] = ()
     salted: Mapping[int, int] = field(default_factory=dict)
 
     def unequal(self, rows: Iterable[int]) -> Mapping[int, Sequence[Returned]]:
@@ -143,12 +141,10 @@ def compare(
     same_before = remaining(workers, places) if places is not None else set()
     alone = unwritten_blocks(workers, places, written) if places is not None else {}
     other = changed(workers, places) if places is not None else set()
-    reused: dict[tuple[int, int], str] = {}
     salted: dict[int, list[Interval]] = defaultdict(list)
     shapes = dict.fromkeys(one.shape for one in workers)
     judges = {shape: _Judge(shape, workers, requests, prefixes) for shape in shapes}
     for judge in judges.values():
-        reused |= judge.reused()
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
             if savers and (pairs, block) in same_before and pairs & ~pairs_written(written, block):
@@ -173,9 +169,8 @@ def compare(
         later = held_later(workers, places, lambda one, block: judges[one.shape].is_its_own(block))
         _look_later(wrong, later, requests)
     _altered(wrong, blocks)
-    found_reused = [(row, why) for (row, _), why in sorted(reused.items())]
     return Contents(
-        wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written), found_reused,
+        wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written),
         {row: length(union(parts)) for row, parts in salted.items()},
     )  # fmt: skip
 
@@ -369,22 +364,6 @@ class _Judge:
         """(pairs, block) of every loaded block, in the order of the steps."""
         blocks = [(one.pairs, block) for one in self._workers for block in one.blocks]
         return sorted((one for one in blocks if one[1].origin is Origin.LOADED), key=lambda one: one[1].step)
-
-    def reused(self) -> dict[tuple[int, int], str]:
-        """(row, begin) of blocks of the GPU's own prefix cache that hold what other tokens computed to."""
-        blocks = [block for one in self._workers for block in one.blocks if block.origin is Origin.REUSED]
-        strange = (block for block in blocks if self._telling and not self._is_its_own(block))
-        found = ((block, self._another_s(block)) for block in strange)
-        return {(block.row, block.start): why.text for block, why in found if why}
-
-    def _is_its_own(self, block: Block) -> bool:
-        """Whether these tokens computed to it: most do, and one such computation is enough to look at."""
-        digest = self._prefixes.digest(block.row, block.end)
-        return any(
-            (one.start, one.end) == (block.start, block.end)
-            and self._prefixes.digest(one.row, one.end) == digest
-            for one in self._by_value.get(block.value, ())
-        )
 
     def pairs_of(self, row: int) -> int:
         return self._pairs[self._requests[row].engine]

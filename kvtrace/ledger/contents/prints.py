@@ -30,10 +30,8 @@ class Origin(Enum):
 
     COMPUTED = auto()
     LOADED = auto()
-    REUSED = auto()
-    """From the GPU's own prefix cache."""
     OTHER = auto()
-    """Of several origins, or not known."""
+    """From the GPU's own prefix cache, of several origins, or not known."""
 
 
 class Block(NamedTuple):
@@ -222,8 +220,6 @@ def origin_of(request: Request, accepted: Interval | None, block: Interval, step
     computed = union((chunk.start, chunk.end) for chunk in here if chunk.step <= step)
     if length(intersect([block], computed)) == end - start:
         return Origin.COMPUTED
-    if not here and request.looked_up is not None and end <= request.looked_up.local:
-        return Origin.REUSED
     # What is computed after all was loaded in vain: the load failed.
     if here or accepted is None or not accepted[0] <= start < end <= accepted[1]:
         return Origin.OTHER
