@@ -24,6 +24,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -173,8 +174,8 @@ class Prints:
 
     def ends(self) -> None:
         """The connector was shut down. What comes from a device later than this is lost."""
-        if self._rechecks.waiting:
-            self._recheck(self._rechecks.remaining)
+        for one in self._rechecks.remaining():  # as far as the account holds
+            self._recheck(partial(list, (one,)))
         if self._waiting:
             self._safely(self._settle)
 
