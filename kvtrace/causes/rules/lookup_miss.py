@@ -83,7 +83,7 @@ def _found_nothing(
     )
     saved = bool(before)
     if saved and not consumers:
-        seen = all(case.of_request(one.by).saved and _is_seen(one) for one in before.values())
+        seen = all(map(_is_seen, before.values()))
         within = f"though their tokens had been {'saved' if seen else 'announced for saving'} before"
     meant = " Is that meant?" if saved else ""
     told = loads.what_misses(case, {row.engine for row in due})
