@@ -369,7 +369,11 @@ def _missing_in(case: Case, rows: Sequence[LoadOf], cause: Cause) -> tuple[set[i
 
 def what_fails(case: Case, rows: list[LoadOf]) -> unlike.Apart:
     """What tells these loads from those that came whole."""
-    mine = {row.request for row in rows}
+    mine = frozenset(row.request for row in rows)
+    return case.once(("came apart", mine), lambda: _what_fails(case, mine))
+
+
+def _what_fails(case: Case, mine: frozenset[int]) -> unlike.Apart:
     others = [row.request for row in accepted(case) if row.request not in mine and came(case, row)]
     return unlike.told_apart(case, mine, others, unlike.CAME)
 

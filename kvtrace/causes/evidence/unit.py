@@ -164,6 +164,8 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     """
     unsure = [sample for sample in samples if sample.stores and not sample.heard]
     samples = [sample for sample in samples if sample.heard]
+    if any(_in_part(sample, engine.block_size) for sample in samples):
+        return None
     kept = [_whole(sample) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
     # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
@@ -172,8 +174,6 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     if kept:
         seen = _infer(engine, [*kept, *named], silent, command) or _infer(engine, kept, silent, command)
         seen = seen or _of_blocks(engine.block_size, kept, silent)
-    if any(_in_part(sample, engine.block_size) for sample in samples):
-        return None
     if seen:
         return seen
     decided = [sample for sample in samples if sample.stores]

@@ -52,6 +52,10 @@ Apart = Mapping[tuple[str, bool], str]
 
 def of_saves(case: Case, cause: Cause) -> Apart:
     """Of the requests that lost tokens by this cause, beside those of the same engines that were saved."""
+    return case.once(("saved apart", cause.id), lambda: _of_saves(case, cause))
+
+
+def _of_saves(case: Case, cause: Cause) -> Apart:
     mine = {one.row for one in case.affected(cause)}
     engines = {case.requests[row].engine for row in mine}
     others = [

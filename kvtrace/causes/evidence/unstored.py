@@ -15,7 +15,7 @@ from kvtrace.causes.evidence.part import PROMPTS, part_of_each
 from kvtrace.ledger.run import Engine, LostSpan, Swallowed
 from kvtrace.terms import LIMIT
 from kvtrace.trace.format import STEP_MASK
-from kvtrace.words import count, listed, plural
+from kvtrace.words import count, listed, of_all, plural
 
 MAX_EXCEPTIONS = 3
 
@@ -67,14 +67,19 @@ def _at(fact: Swallowed, steps: set[int]) -> bool:
     return not fact.went_on and (not fact.step or any(step in steps for step, _ in fact.places))
 
 
-NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known, only that nobody read them"
-"""What is said of the metadata of so many prompts."""
-
-
 def metadata_unread(engine: Engine, requests: Sequence[CaseRequest]) -> int:
     """Of how many requests of an engine the metadata of a step was not understood, and nothing read there."""
     steps = sorted(engine.watched_steps)
     return sum(bisect_left(steps, r.first_step) < bisect_right(steps, r.last_step) for r in requests)
+
+
+def said_of_unread(unread: int, requests: Sequence[CaseRequest]) -> list[str]:
+    """``unread``: as of :func:`metadata_unread`."""
+    whose = of_all(unread, len(requests), "prompt")
+    return [f"the metadata of {whose} {_NOT_UNDERSTOOD}"] if unread else []
+
+
+_NOT_UNDERSTOOD = "is not understood: whether it names these tokens is not known, only that nobody read them"
 
 
 _ANSWERED = (

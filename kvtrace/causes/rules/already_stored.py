@@ -164,8 +164,6 @@ def _nothing_held(case: Case) -> Results:
 _REMEDY_BEHIND = "Nothing to do: of what is found a prompt's last token at least is computed, in whole units."
 _REMEDY_FAILED = "See why their load failed: what lies behind it is computed again."
 _REMEDY_NOT_THERE = "If the store does not have them, let no lookup promise them, and store them anew."
-
-
 _PROMISED = (
     "The connector took these tokens for stored, and their load failed: they are not stored again",
     "tokens whose load failed were computed, and not stored again",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.evidence.loads import whole_size
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once
-from kvtrace.causes.evidence.unstored import NOT_UNDERSTOOD, metadata_unread
+from kvtrace.causes.evidence.unstored import metadata_unread, said_of_unread
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
@@ -84,11 +84,7 @@ def rule(case: Case) -> Results:
                 _offers(rows),
                 f"a step computes at most {engine.facts.max_num_batched_tokens or 0} tokens "
                 "(--max-num-batched-tokens)",
-                *(
-                    [f"the metadata of {of_all(unread, len(rows), 'prompt')} {NOT_UNDERSTOOD}"]
-                    if unread
-                    else []
-                ),
+                *said_of_unread(unread, rows),
             ],
             events=[
                 Event(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kvtrace.causes.case import CaseRequest, stored_before
 from kvtrace.causes.evidence import transfers, unlike
 from kvtrace.causes.evidence.prompts import ABORTED
-from kvtrace.causes.evidence.unstored import NOT_UNDERSTOOD, metadata_unread, part_of_prompts
+from kvtrace.causes.evidence.unstored import metadata_unread, part_of_prompts, said_of_unread
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.intervals import union
 from kvtrace.ledger.run import Engine
@@ -66,7 +66,7 @@ def rule(case: Case) -> Results:
         *part_of_prompts(case, CAUSE),
         _how_much(len(without), len(rows) - len(without), len(other), done)
         + "".join(_disturbed(rows, other)),
-        *([f"the metadata of {of_all(unread, len(rows), 'prompt')} {NOT_UNDERSTOOD}"] if unread else []),
+        *said_of_unread(unread, rows),
         f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
         if unknown
