@@ -3,6 +3,7 @@
 
     python benchmarks/overhead.py [--layers 4 32 80] [--batch 1 8 64] [--shape prefill decode]
                                   [--graphs eager compiled] [--process in multi] [--pairs N] [--budget SHARE]
+                                  [--control]
 
 Each cell is one engine (layers of a tiny width, dummy weights; eager, or compiled; its core in the calling
 process, or in one of its own) under one load: long prompts and short answers, or the other way round, so many
@@ -11,7 +12,8 @@ Two engines are alive at a time, one under `kvtrace run --budget`; they work in 
 of requests each, and the ratio of their throughput is taken pair by pair, from the first block on. They must
 make the same tokens. Absolute times of a shared machine prove nothing and are not printed. With the engine's
 core in the calling process a second ratio is that of its thread's CPU time, untraced over traced: what
-others do to the machine changes it less.
+others do to the machine changes it less. With --control a third engine works beside them, untraced too: how
+far two processes differ that do the same.
 
 The last line has the worst and the median of the cells' medians, and the share of the steps that were watched
 for what they read and wrote. Exit codes: 0, 1 where a cell is under its target (0.99 of the untraced
@@ -127,11 +129,13 @@ def start(name: str, layers: int, graphs: str, process: str) -> Engine:
     return Engine(command, env, OUT / f"{name}.log", traced)
 
 
-def pair(engines: Mapping[str, Engine], load: tuple[int, int, int], turn: int) -> tuple[float, float]:
-    """The traced throughput over the untraced one; and that for each second of CPU time."""
+def pair(engines: Mapping[str, Engine], load: tuple[int, int, int], turn: int) -> tuple[float, ...]:
+    """The traced throughput over the untraced one; that for each second of CPU time; and the two of the
+    control, where there is one."""
     figures = one_turn(engines, turn, json.dumps(load))
-    untraced, traced = figures["untraced"], figures["traced"]
-    return float(untraced["took"] / traced["took"]), float(untraced["busy"] / traced["busy"])
+    untraced = figures.pop("untraced")
+    others = (figures[name] for name in ("traced", "control") if name in figures)
+    return tuple(float(untraced[what] / one[what]) for one in others for what in ("took", "busy"))
 
 
 def watched_share(run: Path) -> float:
@@ -158,16 +162,19 @@ def main() -> int:
     print(f"{'layers':>6} {'graphs':9} {'process':8} {'load':8} {'batch':>5}  traced / untraced throughput")
     for layers, graphs, process in itertools.product(given.layers, given.graphs, given.process):
         shutil.rmtree(RUN, ignore_errors=True)
-        engines = {name: start(name, layers, graphs, process) for name in ("untraced", "traced")}
+        names = ("untraced", "traced", "control")[: 3 if given.control else 2]
+        engines = {name: start(name, layers, graphs, process) for name in names}
         for shape, batch in itertools.product(given.shape, given.batch):
             load = (*SHAPES[shape], batch)
-            ratios, of_cpu = zip(*(pair(engines, load, turn) for turn in range(given.pairs)), strict=True)
+            turns = (pair(engines, load, turn) for turn in range(given.pairs))
+            ratios, of_cpu, *control = zip(*turns, strict=True)
             low, middle, high = statistics.quantiles(ratios, n=4)
             cpu = f"  CPU {statistics.median(of_cpu):.3f}" if process == "in" else ""
+            alike = f"  control {statistics.median(control[0]):.3f}" if control else ""
             medians.append(middle)
             under += middle < TARGETS[layers >= LAYERS]
             what = f"{layers:6} {graphs:9} {process:8} {shape:8} {batch:5}"
-            print(f"{what}  {middle:.3f} [{low:.3f} .. {high:.3f}]{cpu}", flush=True)
+            print(f"{what}  {middle:.3f} [{low:.3f} .. {high:.3f}]{cpu}{alike}", flush=True)
         for engine in engines.values():
             engine.end()
         shares.append(watched_share(RUN))
@@ -187,6 +194,7 @@ if __name__ == "__main__":
     parser.add_argument("--process", nargs="+", choices=["in", "multi"], default=["in", "multi"])
     parser.add_argument("--pairs", type=int, default=30, help="of blocks in each cell [30]")
     parser.add_argument("--budget", default="2%", help="as of kvtrace run [2%%]")
+    parser.add_argument("--control", action="store_true", help="a third engine, untraced too")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.pairs < 2:

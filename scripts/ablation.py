@@ -17,6 +17,7 @@ Exit codes: 0 done, 2 usage.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import sys
@@ -34,11 +35,14 @@ for folder in (ROOT, ROOT / "tests" / "accuracy"):
 import score as scoring  # noqa: E402
 from kvgen.plan import draw  # noqa: E402
 
+from kvtrace.causes import diagnose  # noqa: E402
 from kvtrace.causes.registry import ORDER  # noqa: E402
 from kvtrace.causes.rules.key_mismatch import _finding as key_mismatch  # noqa: E402
-from kvtrace.ledger.run import RunError  # noqa: E402
+from kvtrace.ledger import read_run  # noqa: E402
+from kvtrace.ledger.run import Run, RunError  # noqa: E402
 from kvtrace.ledger.saves.positions import _not_saved as not_saved  # noqa: E402
-from kvtrace.report.build import build_report  # noqa: E402
+from kvtrace.report.build import assemble, build_report  # noqa: E402
+from kvtrace.report.model import Report  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class Rule:
     name: str
     place: str
     off: Any
+
+    @property
+    def is_cause(self) -> bool:
+        return self.name.startswith("cause ")
 
     def switch_off(self) -> None:
         module, _, name = self.place.partition(":")
@@ -215,9 +223,9 @@ class Kept:
     seed: int | None = None
     fault: str | None = None
 
-    def answer(self) -> Answer:
+    def answer(self, report_of: Callable[[Path], Report] = build_report) -> Answer:
         try:
-            report = build_report(self.trace)
+            report = report_of(self.trace)
         except (RunError, AssertionError, KeyError, ValueError) as error:
             return Answer("broken" if self.seed is not None else "", "", f"{type(error).__name__}: {error}")
         said = json.dumps(
@@ -255,18 +263,27 @@ def answers(task: tuple[int | None, Sequence[Kept]]) -> list[Answer]:
     return [one.answer() for one in runs]
 
 
+def answers_of_causes(task: tuple[Sequence[int], Kept]) -> list[Answer]:
+    """Of one run, with one cause after the other switched off. No cause changes what is read of a trace: that
+    is done once."""
+    numbers, kept = task
+    module = import_module("kvtrace.causes.diagnose")
+    every, found = module.RULES, []
+    report_of = functools.partial(_diagnosed, functools.cache(read_run))
+    for number in numbers:
+        off = import_module(RULES[number].place.partition(":")[0]).rule
+        module.RULES = tuple(one for one in every if one is not off)
+        found.append(kept.answer(report_of))
+    module.RULES = every
+    return found
+
+
+def _diagnosed(read: Callable[[Path], Run], trace: Path) -> Report:
+    run = read(trace)
+    return assemble(run, diagnose(run))
+
+
 def _switch_off(rule: Rule) -> None:
-    if rule.name.startswith("cause "):
-        registry, diagnose = (
-            import_module("kvtrace.causes.registry"),
-            import_module("kvtrace.causes.diagnose"),
-        )
-        module = import_module(rule.place.partition(":")[0])
-        without = tuple(one for one in registry.RULES if one is not module.rule)
-        for owner in (registry, diagnose):
-            if hasattr(owner, "RULES"):
-                owner.RULES = without
-        return
     if rule.place.endswith("Request.entries"):
         requests = import_module(f"{_LEDGER}.requests")
         read, collect = import_module(f"{_LEDGER}.read"), requests.collect
@@ -331,17 +348,25 @@ def main() -> int:
     if not runs:
         print("ablation: no kept run there: make some with scripts/accuracy.py --keep DIR", file=sys.stderr)
         return 2
-    numbers = [at for at, one in enumerate(RULES) if args.only in one.name]
+    wanted = [at for at, one in enumerate(RULES) if args.only in one.name]
+    of_causes = [at for at in wanted if RULES[at].is_cause]
+    numbers = [at for at in wanted if not RULES[at].is_cause]
     found: dict[str, tuple[int, list[str]]] = {}
+
+    def felt(at: int, base: Sequence[Answer], off: Sequence[Answer]) -> None:
+        found[RULES[at].name] = row(RULES[at], base, off)
+        print(" | ".join(found[RULES[at].name][1]), flush=True)
+
     context = multiprocessing.get_context("fork")
     with context.Pool(args.jobs, maxtasksperchild=1) as pool:
-        tasks: list[int | None] = [None, *numbers]
-        results = pool.imap(answers, [(task, runs) for task in tasks], chunksize=1)
+        results = pool.imap(answers, [(task, runs) for task in (None, *numbers)], chunksize=1)
         base = next(results)
         for at, off in zip(numbers, results, strict=True):
-            name = RULES[at].name
-            found[name] = row(RULES[at], base, off)
-            print(" | ".join(found[name][1]), flush=True)
+            felt(at, base, off)
+    with context.Pool(args.jobs) as pool:
+        by_run = pool.map(answers_of_causes, [(of_causes, one) for one in runs], chunksize=8)
+        for at, offs in zip(of_causes, zip(*by_run, strict=True), strict=True):
+            felt(at, base, offs)
     page = table(found, len(runs))
     if args.page:
         args.page.write_text(page, encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 import ablation
 import pytest
 import score as scoring
-from ablation import RULES, Answer, Rule, kept_runs, row, table
+from ablation import RULES, Answer, Kept, Rule, kept_runs, row, table
 
 from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
 from kvtrace.ledger.saves import positions
@@ -49,6 +49,24 @@ def test_a_rule_is_worth_what_changes_without_it() -> None:
     assert row(Rule("windows", "", None), [right], [right])[1] == ["windows", "0", "0", "0", "0", "0"]
     page = table({"a": (0, ["a", *"00000"]), "b": (5, ["b", *"50000"])}, 7)
     assert page.startswith("7 kept runs.") and page.index("| b |") < page.index("| a |")
+
+
+def test_a_trace_is_read_once_for_all_causes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rules, read = import_module("kvtrace.causes.diagnose"), []
+    all_rules = rules.RULES
+    monkeypatch.setattr(ablation, "read_run", lambda trace: read.append(trace) or trace)
+    monkeypatch.setattr(ablation, "diagnose", lambda _: [one for one in all_rules if one not in rules.RULES])
+
+    def of_missing(_: Path, missing: list[object]) -> dict[str, object]:
+        said = [{"id": one.__module__.rpartition(".")[2], "severity": "note"} for one in missing]
+        return {"findings": said, "ledger": {"saves": {"accounts": []}}}
+
+    monkeypatch.setattr(ablation, "assemble", of_missing)
+    causes = [at for at, one in enumerate(RULES) if one.is_cause][:2]
+    found = ablation.answers_of_causes((causes, Kept(tmp_path)))
+    names = [RULES[at].name.removeprefix("cause ").replace("-", "_") for at in causes]
+    assert [json.loads(one.said) for one in found] == [[[[name, "note"]], []] for name in names]
+    assert read == [tmp_path] and all_rules is rules.RULES
 
 
 def test_only_runs_whose_truth_was_proven_are_scored(tmp_path: Path) -> None:
