@@ -203,5 +203,5 @@ def test_the_readme_counts_the_real_runs_as_their_page_does() -> None:
 def test_the_documents_can_be_read_by_a_person() -> None:
     assert words_of(ROOT / "README.md") < 700
     assert words_of(ROOT / "docs" / "architecture.md") < 900
-    assert words_of(*(ROOT / "docs").glob("*.md")) < 9000
+    assert words_of(*(ROOT / "docs").glob("*.md")) < 9000, "cut as much elsewhere in docs/ as you add"
     assert words_of(ROOT / "CHANGELOG.md") < 800

@@ -646,9 +646,9 @@ class Run:
     async_saves: Sequence[AsyncSave] = ()
     device: DeviceTotals = field(default_factory=DeviceTotals)
     start_failures: Sequence[StartFailure] = ()
+    """Why an engine never came up, the innermost processes only."""
     ended_in_steps: Sequence[StartFailure] = ()
     """What raised out of a step of an engine core, and ended it."""
-    """Why an engine never came up, the innermost processes only."""
     partly_watched: Sequence[PromptSteps] = ()
     load_rows: Sequence[LoadOf] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""

@@ -129,15 +129,15 @@ def test_a_connector_ships_its_adapter(monkeypatch: pytest.MonkeyPatch, module: 
     adapters = Adapters()
     found = adapters.of(Derived)
     assert found is not None and found.function is module.kv_entries
-    assert adapters.of(Derived, True) is found
+    assert adapters.of(Derived) is found and adapters.of(Derived, True) == found
     assert Adapters().of(object) is None
 
 
 def test_the_users_own_comes_first(monkeypatch: pytest.MonkeyPatch, module: ModuleType):
     entry_point(monkeypatch, "Connector", "nowhere:x")
-    found = Adapters(f"{module.__name__}:kv_entries").of(Connector)
+    adapters = Adapters(f"{module.__name__}:kv_entries")
+    found, inner = adapters.of(Connector), adapters.of(Connector, inside=True)
     assert found is not None and found.name == f"{module.__name__}:kv_entries" and found.function
-    inner = Adapters(f"{module.__name__}:kv_entries").of(Connector, inside=True)
     assert inner is not None and inner.function is None
 
 

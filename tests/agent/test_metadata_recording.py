@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvtrace.agent.hooks import hook_records
+from kvtrace.agent.metadata.adapters import Adapter
 from kvtrace.agent.metadata.recording import Reader
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.wrap.proxy import index_of
@@ -98,6 +99,19 @@ def test_entries_are_rows_and_waiting_ends_with_the_step(trace, reader):
     world.step(2, Meta(plan=plan), **{B: 64})  # a is not scheduled, and its load is over
     assert entries(trace) == [(1, Flag.LOAD, 32, 0), (2, Flag.STORE, 32, 0)]
     assert trace.facts(Fact.UNREADABLE_METADATA) == []
+
+
+def test_an_adapter_is_asked_of_what_looks_empty(trace, reader):
+    found: dict[tuple[type, bool], Adapter] = {}
+    reader._loaded()._known = found
+    connector = on_scheduler(Connector())
+    world = World(connector)
+    meta = Meta(req=A, blocks=2, loads=[])
+    world.step(1, meta, **{A: 32})
+    assert entries(trace) == [] and trace.facts(Fact.UNREADABLE_METADATA)[0]["field"] == "blocks"
+    found[Connector, False] = Adapter("x", lambda meta, context: [(A, "store", 0, meta.blocks, "blocks")])
+    world.step(2, meta, **{A: 32})
+    assert entries(trace) == [(2, Flag.STORE, 32, 0)]
 
 
 def test_what_is_not_understood_is_written_when_it_has_doubled(trace, reader):

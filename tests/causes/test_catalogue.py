@@ -25,7 +25,9 @@ DOCS = ROOT / "docs" / "causes"
 def test_pages_are_up_to_date() -> None:
     """Those of the causes with their list, and the tables of the spool, of an export and of native copies."""
     files = runpy.run_path(str(ROOT / "scripts" / "pages.py"))["files"]()
-    assert set(DOCS.glob("*.md")) == {path for path in files if path.parent == DOCS}
+    assert set(DOCS.glob("*.md")) == {path for path in files if path.parent == DOCS}, (
+        "run python scripts/pages.py"
+    )
     assert len(files) == len(CATALOGUE) + 4
     for path, text in files.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python scripts/pages.py"
@@ -49,7 +51,7 @@ def test_a_page_says_the_same_in_a_terminal_and_in_docs() -> None:
 
 def test_the_list_names_every_rule_file_once() -> None:
     files = {path.stem for path in (ROOT / "kvtrace" / "causes" / "rules").glob("*.py")} - {"__init__"}
-    assert sorted(ORDER) == sorted(files)
+    assert sorted(ORDER) == sorted(files), "each file of kvtrace/causes/rules stands in registry.ORDER"
     assert list(CATALOGUE) == [name.replace("_", "-") for name in ORDER]
     assert len(RULES) == len(CATALOGUE)
 

@@ -187,7 +187,8 @@ def test_the_help_that_is_kept_is_the_programs() -> None:
         for param in command.params:
             if param.param_type_name == "option":
                 options |= {*param.opts, *param.secondary_opts}
-            assert squeezed(getattr(param, "help", None) or "") in kept, f"{verb}: {param.name}"
+            for said in (getattr(param, "help", None), getattr(param, "metavar", None)):
+                assert squeezed(said or "") in kept, f"{verb}: {param.name}: python scripts/help_texts.py"
         listed = re.search(r"^Options:\n((?: .*\n|\n(?=  -))+)", text, re.M)
         assert listed is not None
         heads = re.findall(r"^  (-[^ ].*?)(?:  |$)", listed[1], re.M)

@@ -17,7 +17,9 @@ PACKAGE = Path(kvtrace.__file__).parent
 def test_codes_are_distinct_stable_and_fit_into_a_head() -> None:
     for table in (hooks, ops):
         codes = [row.code for row in table.TABLE]
-        assert sorted(codes) == list(range(1, table.CODES)) and table.CODES <= 128
+        expected = list(range(1, len(codes) + 1))
+        assert sorted(codes) == expected, "a new row takes the next code, and none is left out"
+        assert table.CODES == len(codes) + 1 <= 128
         assert len(set(table.NAMES)) == len(codes)
         assert table.name_of(0) == table.name_of(127) == ""
     assert hooks.name_of(5) == "save_kv_layer" and ops.name_of(2) == "unified_attention_with_output"

@@ -17,7 +17,7 @@ from kvtrace.verify.engine import Reply, RequestToMake
 from kvtrace.verify.evidence import Evidence
 from kvtrace.verify.observed import EngineFacts
 from kvtrace.verify.property import workloads as asked_of
-from kvtrace.verify.registry import PROPERTIES
+from kvtrace.verify.registry import ORDER, PROPERTIES
 from kvtrace.verify.shrink import workloads
 from kvtrace.verify.workload import FIRST_TOKEN, LAST_TOKEN, Streams, parse
 
@@ -97,6 +97,12 @@ def test_every_property_asks_what_can_be_read(facts: EngineFacts) -> None:
         text = one.workload(facts)
         if text:
             assert parse(text).text == " ".join(text.split()), one.id
+
+
+def test_the_list_names_every_file_of_properties() -> None:
+    files = (ROOT / "kvtrace" / "verify" / "properties").glob("[a-z]*.py")
+    with_properties = {path.stem for path in files if "PROPERTIES" in path.read_text(encoding="utf-8")}
+    assert with_properties == set(ORDER), "each file of kvtrace/verify/properties stands in registry.ORDER"
 
 
 def test_every_property_is_in_the_docs_and_the_accuracy_table() -> None:

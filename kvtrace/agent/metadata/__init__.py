@@ -13,7 +13,7 @@ own; :mod:`.stock` has the words of well-known ones), :mod:`.entries` finds requ
 Sources: ``distributed/kv_transfer/kv_connector/v1/*`` of vLLM from 0.8.5 on, LMCache's adapters.
 
 Comes in: a connector's metadata, the step's requests.
-Goes out: ENTRY records: request, direction, positions; or that the step could not be read.
+Goes out: META records: request, direction, positions; or that the step could not be read.
 May not: call anything of the object's own, or change it.
 """
 
@@ -35,7 +35,8 @@ __all__ = [
     "read_tables", "totals",
 ]  # fmt: skip
 
-_SCALARS = (str, int, float, bool, type(None))
+_SAY_NOTHING = (bool, float, type(None))
+"""Kinds of values that name no KV, whatever their field is called."""
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _MAX_CLASSES = 64
 _MAX_ENTRIES = 4096
@@ -70,7 +71,7 @@ class Declared(Totals):
 
 
 def is_empty(meta: Any) -> bool:
-    """Whether a step's metadata holds containers, all empty, and nothing but scalars beside them.
+    """Whether a step's metadata holds containers, all empty, and nothing beside them that may name KV.
 
     What :func:`read` would find out as well, by a longer way: most steps are decode steps.
     """
@@ -90,7 +91,7 @@ def is_empty(meta: Any) -> bool:
             if value:
                 return False
             found = True
-        elif kind not in _SCALARS and not (kind is bytes and not value):
+        elif kind not in _SAY_NOTHING and not (kind in (bytes, str) and not value):
             return False
     return found
 

@@ -114,18 +114,19 @@ class Adapters:
 
     def __init__(self, named: str = "") -> None:
         self._named = named
-        self._known: dict[type, Adapter | None] = {}
+        self._known: dict[tuple[type, bool], Adapter | None] = {}
         self._points: dict[str, Any] | None = None
         self.answered: dict[int, tuple[Any, Answer]] = {}
         """By id of the metadata: what the adapters of connectors inside a connector answered."""
 
     def of(self, cls: type, inside: bool = False) -> Adapter | None:
         """The adapter of a connector class; the user's own for all that stand in no other connector."""
-        if cls not in self._known:
+        key = cls, inside
+        if key not in self._known:
             if len(self._known) > 64:
                 self._known.clear()
-            self._known[cls] = self._find(cls, inside)
-        return self._known[cls]
+            self._known[key] = self._find(cls, inside)
+        return self._known[key]
 
     def _find(self, cls: type, inside: bool) -> Adapter | None:
         if self._named and not inside:

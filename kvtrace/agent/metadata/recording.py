@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrace.agent.metadata import Admissions, Declared, StepRequests, Totals, is_empty, read
-from kvtrace.agent.metadata.adapters import Adapters
+from kvtrace.agent.metadata.adapters import Adapter, Adapters
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import rows
 from kvtrace.trace.facts import UnreadableMetadataFact
@@ -28,7 +28,11 @@ class Reader:
 
     def built(self, index: int, connector: Any, meta: Any, output: Any, child: bool, t: int) -> Totals:
         """The connector of that index (``child``: inside another one) has built the metadata of a step."""
-        declared = _NOTHING if is_empty(meta) else self._read(connector, meta, output, child)
+        adapter = self._loaded().of(type(connector), child)
+        if adapter is None and is_empty(meta):
+            declared = _NOTHING
+        else:
+            declared = self._read(adapter, meta, output, child)
         if not child:
             self._step = None
             self._write(declared, t, 0)
@@ -40,12 +44,13 @@ class Reader:
             self._explain(index, meta, declared)  # those inside it have explained theirs
         return declared
 
-    def _read(self, connector: Any, meta: Any, output: Any, child: bool) -> Declared:
+    def _loaded(self) -> Adapters:
         if self._adapters is None:
             self._adapters = Adapters(AGENT.config.metadata_adapter)
-        adapters = self._adapters
-        requests = self._requests(output)
-        adapter = adapters.of(type(connector), child)
+        return self._adapters
+
+    def _read(self, adapter: Adapter | None, meta: Any, output: Any, child: bool) -> Declared:
+        adapters, requests = self._loaded(), self._requests(output)
         answer = None if adapter is None else adapter.entries(meta, requests)
         if child and answer is not None:
             adapters.answered[id(meta)] = (meta, answer)

@@ -81,8 +81,19 @@ class Sample:
         return self.first_chunk is not None and len({store.step for store in self.stores}) <= 1
 
 
+class _Rounding:
+    """What is stored of a prompt: whole units of ``value`` tokens, ``kept_back`` tokens left out before."""
+
+    value: int
+    kept_back: int
+
+    def aligned(self, tokens: int) -> int:
+        """What of ``tokens`` positions fills units."""
+        return max(0, tokens - self.kept_back) // self.value * self.value
+
+
 @dataclass(frozen=True)
-class Unit:
+class Unit(_Rounding):
     value: int
     kept_back: int  # d
     kind: str  # max_num_batched_tokens | block_size | extra | attribute | blocks
@@ -105,13 +116,9 @@ class Unit:
         other = "prompt" if self.kept_back else "(prompt - 1)"
         return f"{text} ({other} would fit as well)" if self.both_fit else text
 
-    def aligned(self, tokens: int) -> int:
-        """What of ``tokens`` positions fills units."""
-        return max(0, tokens - self.kept_back) // self.value * self.value
-
 
 @dataclass
-class _Candidate:
+class _Candidate(_Rounding):
     value: int = 0
     times: tuple[str, ...] = ()  # numbers of the connector's that give it as so many blocks
     block: bool = False
@@ -121,9 +128,6 @@ class _Candidate:
     kept_back: int = 0
     both_fit: bool = False
     only: bool = False  # so many blocks, by the only number that the connector holds beside the block size
-
-    def aligned(self, tokens: int) -> int:
-        return max(0, tokens - self.kept_back) // self.value * self.value
 
     @property
     def plainness(self) -> tuple[bool, bool, bool, int]:

@@ -248,7 +248,8 @@ def _remedy(engine: Engine, unit: Unit) -> list[str]:
     if unit.kind == "block_size" and unit.value // 2 < (32 if engine.facts.platform == "cpu" else 16):
         return ["nothing to change: the unit is a block of the KV cache, which is at its smallest already"]
     if not unit.setting:
-        return [f"{asked} {rounding}"]
+        follows = ["or lower --block-size, if the unit follows that"] if unit.kind == "block_size" else []
+        return [f"{asked} {rounding}", *follows]
     cost = _COSTS.get(unit.setting)
     if cost is None:
         return [f'{asked} lower "{unit.setting}" in kv_connector_extra_config', f"or {rounding}"]
