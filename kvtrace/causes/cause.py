@@ -36,6 +36,13 @@ class Cause:
     """A note about time: on a busy machine any run may show it."""
     about_calls: bool = True
     """False where hooks are called all the same, though the cause is one of the early stages."""
+    asks: bool = True
+    """False of a note that asks for nothing: it stands last."""
+    wrong_data: bool = False
+    """What a request computed on is not its own, or may not be: worse than anything that was not stored."""
+    weighs: bool = False
+    """It weighs whatever it cost: a hook that raised ended the step of all tokens in it, one that hangs keeps
+    all that are still to come, and where no connector started there never were any."""
     save_ends: tuple[SaveEnd, ...] = ()
     """The ends of a token's way into the store that this cause stands behind."""
     load_ends: tuple[LoadEnd, ...] = ()

@@ -157,27 +157,11 @@ _BEHIND = (
         LIMIT,
     ),
 )
-_INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
-"""Notes that ask for nothing."""
-
-
-_WRONG_DATA = frozenset(
-    {"kv-load-wrong", "load-after-use", "load-not-injected", "loaded-partly", "kv-altered"}
-)
-"""What a request computed on, and is not its own, or may not be: worse than anything that was not stored."""
-_WITHOUT_TOKENS = frozenset(
-    {
-        "engine-did-not-start", "connector-failed-to-start", "config-key-unused", "hook-raised", "hook-stuck",
-        "worker-stuck", "engine-ended",
-    }
-)  # fmt: skip
-"""What weighs whatever it cost."""
 
 
 def _weighs(finding: Finding) -> bool:
-    """Whether tokens were lost by it; a hook that raised ended the step of all tokens in it, one that hangs
-    keeps all that are still to come, and where no connector started there never were any."""
-    return finding.tokens > 0 or finding.in_files > 0 or finding.id in _WITHOUT_TOKENS
+    """Whether tokens were lost by it, or it needs none."""
+    return finding.tokens > 0 or finding.in_files > 0 or CATALOGUE[finding.id].weighs
 
 
 def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, bool, float, int, str]:
@@ -188,9 +172,9 @@ def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, b
         behind: the symptoms of what was found.
     """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
-    symptom, information = finding.id in behind, finding.id in _INFORMATION
-    harmless = finding.id not in _WRONG_DATA or symptom or finding.severity == NOTE or not _weighs(finding)
-    first = severity_order(finding.severity), information, harmless, not _weighs(finding), symptom
+    cause, symptom, weighs = CATALOGUE[finding.id], finding.id in behind, _weighs(finding)
+    harmless = not cause.wrong_data or symptom or finding.severity == NOTE or not weighs
+    first = severity_order(finding.severity), not cause.asks, harmless, not weighs, symptom
     return (*first, -max(finding.tokens, finding.in_files), stage, finding.id)
 
 

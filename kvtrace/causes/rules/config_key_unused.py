@@ -15,6 +15,7 @@ CAUSE = Cause(
     id="config-key-unused",
     stage=Stage.WIRING,
     severity=FAULT,
+    weighs=True,
     meaning=(
         "Extra configuration keys that the connector never reads: misspelt, or of another version. A fault "
         "where nothing was saved and nothing else explains it, otherwise a note."

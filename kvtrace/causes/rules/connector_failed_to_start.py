@@ -14,6 +14,7 @@ CAUSE = Cause(
     stage=Stage.WIRING,
     severity=FAULT,
     ledger=SAVES,
+    weighs=True,
     meaning=(
         "Creating the connector raised, or it refused the KV caches. vLLM itself may only report that the "
         "engine core did not start (Engine core initialization failed)."

@@ -10,6 +10,7 @@ CAUSE = Cause(
     id="engine-did-not-start",
     stage=Stage.WIRING,
     severity=FAULT,
+    weighs=True,
     meaning=(
         "vLLM ended before an engine could take a request: it refused the command line or its "
         "configuration, or its engine core or a worker raised. vLLM's last words are often only that the "

@@ -11,6 +11,7 @@ CAUSE = Cause(
     id="engine-ended",
     stage=Stage.WIRING,
     severity=FAULT,
+    weighs=True,
     meaning=(
         "vLLM raised out of a step, and the engine ended: as an answer of the connector's is not what vLLM "
         "asserts, or for a reason of its own (memory). What was under way then is neither stored nor loaded."

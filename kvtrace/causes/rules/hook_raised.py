@@ -29,6 +29,7 @@ CAUSE = Cause(
     stage=Stage.HOOK,
     severity=FAULT,
     ledger=SAVES,
+    weighs=True,
     meaning="A connector hook raised.",
     seen_as="The exception's type, message and place.",
     remedy="Fix the connector where the hook raised; the evidence names the place.",

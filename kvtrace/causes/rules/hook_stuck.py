@@ -9,6 +9,7 @@ from kvtrace.words import listed
 CAUSE = Cause(
     id="hook-stuck",
     severity=FAULT,
+    weighs=True,
     meaning="A hook of the connector does not come back: the engine stands still.",
     seen_as=(
         "A process of vLLM recorded nothing for --stuck-after seconds (or a signal asked), and at two looks "

@@ -14,6 +14,7 @@ CAUSE = Cause(
     id="kv-altered",
     severity=LIMIT,
     ledger=LOADS,
+    wrong_data=True,
     meaning="What comes back is not the KV that was stored, but other numbers.",
     seen_as=(
         "The fingerprints of loaded blocks differ from those of the same tokens as they were computed, in "

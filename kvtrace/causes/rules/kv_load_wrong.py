@@ -28,6 +28,7 @@ CAUSE = Cause(
     id="kv-load-wrong",
     severity=FAULT,
     ledger=LOADS,
+    wrong_data=True,
     meaning="What a load put into the KV cache is not what these tokens compute to.",
     seen_as=(
         "The fingerprint of a loaded block is that of other tokens or of another place, or stands twice in "

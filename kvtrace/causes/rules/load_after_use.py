@@ -12,6 +12,7 @@ CAUSE = Cause(
     id="load-after-use",
     severity=FAULT,
     ledger=LOADS,
+    wrong_data=True,
     meaning="The attention of a layer ran before its KV was loaded.",
     seen_as=(
         "Host times in the step of the load: the attention body began before start_load_kv returned or "

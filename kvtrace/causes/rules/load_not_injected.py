@@ -24,6 +24,7 @@ CAUSE = Cause(
     id="load-not-injected",
     severity=FAULT,
     ledger=LOADS,
+    wrong_data=True,
     meaning=(
         "Accepted, and not written into the layers, or into some: attention ran over KV that was not there. "
         "The answer is "

@@ -10,6 +10,7 @@ CAUSE = Cause(
     id="loaded-partly",
     severity=FAULT,
     ledger=LOADS,
+    wrong_data=True,
     meaning="Fewer tokens reached the layers than were accepted: attention ran over KV that was not there.",
     seen_as=(
         "The slots that the load hooks were seen to write in a layer, against what the scheduler accepted. "

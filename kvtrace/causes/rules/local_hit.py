@@ -12,6 +12,7 @@ from kvtrace.words import count, percent
 CAUSE = Cause(
     id="local-hit",
     severity=NOTE,
+    asks=False,
     meaning=(
         "Tokens that the GPU's own prefix cache already held are not computed again, so they are not offered "
         "again. They are in the store only if they were stored when they were first computed."

@@ -9,6 +9,7 @@ CAUSE = Cause(
     id="saves-elsewhere",
     stage=Stage.HOOK,
     severity=NOTE,
+    asks=False,
     meaning=(
         "Not a fault: save_kv_layer does nothing in this connector. It saves in wait_for_save or later, if "
         "it saves at all."

@@ -8,6 +8,7 @@ from kvtrace.words import count, percent
 CAUSE = Cause(
     id="tracer-cost",
     severity=NOTE,
+    asks=False,
     meaning="What tracing itself took.",
     seen_as=(
         "An estimate, as the agent does not measure itself call by call: records times 4 µs against the "

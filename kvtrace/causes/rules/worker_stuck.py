@@ -8,6 +8,7 @@ from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Results
 CAUSE = Cause(
     id="worker-stuck",
     severity=FAULT,
+    weighs=True,
     meaning="A worker waits in the middle of its step, in no hook of the connector: the engine stands still.",
     seen_as=(
         "A worker recorded nothing for --stuck-after seconds (or a signal asked), and at two looks of py-spy "
