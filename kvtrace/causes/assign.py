@@ -19,7 +19,7 @@ _MAY_BE_CAUGHT = (SaveEnd.NOTHING_READ, SaveEnd.NOT_AT_REST, SaveEnd.PUT_FAILED)
 
 
 def assign_spans(case: Case, parts: Sequence[Case] = ()) -> None:
-    """Fill ``case.assigned`` from the pieces of the run, to the last position.
+    """Fill ``case.assigned`` with all that was lost, to the last position.
 
     Args:
         parts: of several connectors inside one, each one's own case. They say why a span was lost.

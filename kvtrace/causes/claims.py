@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
+from enum import Enum
 
 from kvtrace.causes.case import Case
 from kvtrace.ledger.intervals import Interval
@@ -13,29 +13,29 @@ Claim = Callable[[Case, LostSpan, list[Interval]], list[Interval]]
 """Takes a span and what of its positions is left; returns those that the cause explains."""
 
 
-class Turn(IntEnum):
-    """When a claim is asked: the first one to explain a position gets it.
+class Turn(Enum):
+    """When a claim is asked, in this order: the first one to explain a position gets it.
 
     Not the stages' order: what is known of the engine goes before what is known of a position, that
     before a step, that before a request. Within a turn the order is that of the registry.
     """
 
-    ENGINE = 0
+    ENGINE = "engine"
     """On every lost position: nothing of this engine can be saved."""
-    UNREAD = 1
+    UNREAD = "unread"
     """On positions whose store entry the save hook did not read, or not as a whole."""
-    POSITION = 2
+    READ = "read"
+    """On positions that were read, and are not in the store. Then comes what the ledger says of their end."""
+    POSITION = "position"
     """On positions that no metadata held, like all that follow: such positions are never stored."""
-    STEP = 3
+    STEP = "step"
     """Something went wrong while the metadata of their step was built."""
-    REQUEST = 4
+    REQUEST = "request"
     """What became of their request explains them."""
-    WORKER = 5
+    WORKER = "worker"
     """The worker decides what is stored, and was seen to take nothing."""
-    LAST = 6
-    """What is left, whatever it is."""
-    READ = 7
-    """On positions that were read, and are not in the store: behind what the ledger says of their end."""
+    LAST = "last"
+    """What no other claim took, whatever it is."""
 
 
-NOT_OFFERED = tuple(turn for turn in Turn if Turn.POSITION <= turn <= Turn.LAST)
+NOT_OFFERED = (Turn.POSITION, Turn.STEP, Turn.REQUEST, Turn.WORKER, Turn.LAST)

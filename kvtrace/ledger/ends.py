@@ -69,6 +69,11 @@ class SaveEnd(IntEnum):
     READ_LATE = 26
     """Its slot was read once another request had the block."""
 
+    @property
+    def hook_ran(self) -> bool:
+        """Whether the save hook ran to its end, with whatever effect, or nothing asked for it."""
+        return self >= SaveEnd.NOTHING_READ
+
 
 class LoadEnd(IntEnum):
     """How a prompt token fared between the lookup and the KV in the layer."""

@@ -73,6 +73,7 @@ def test_claims_are_asked_in_this_order() -> None:
             "connector-disabled-itself",
         ],
         Turn.UNREAD: ["below-save-granularity", "already-stored", "decode-not-offered"],
+        Turn.READ: ["hook-raised", "exception-swallowed"],
         Turn.POSITION: [
             "false-already-stored",
             "below-save-granularity",
@@ -84,7 +85,6 @@ def test_claims_are_asked_in_this_order() -> None:
         Turn.REQUEST: ["preempted-before-save", "aborted-before-save", "first-chunk-only"],
         Turn.WORKER: ["metadata-not-bound", "exception-swallowed", "stored-nothing"],
         Turn.LAST: ["metadata-has-no-store"],
-        Turn.READ: ["hook-raised", "exception-swallowed"],
     }
 
 

@@ -304,12 +304,11 @@ class WorkerCalls:
             touches = self._slots.reads.get(request, ())
             for touch in touches:
                 row = bisect_right(steps, touch.step) - 1
-                lag = touch.step - steps[row]
-                if row < 0 or lag <= most or touch.background:
+                if row < 0 or touch.background or touch.step - steps[row] <= most:
                     continue
                 late = intersect(list(touch.positions), self.stores.named[at[row]][request])
                 if late and subtract(late, _read_before(touch, touches)):
-                    most = lag
+                    most = touch.step - steps[row]
             if self._slots.last_background < 0:  # else a thread may have been too late
                 gone = (step for step, _, _ in self._slots.late.get(request, ()) if step > steps[0])
                 most = max([most, *(step - steps[bisect_right(steps, step) - 1] for step in gone)])

@@ -197,7 +197,7 @@ def _not_saved(token: Token) -> Outcome:
     if token.stores and end == SaveEnd.PENDING:
         return _PENDING
     doubted = blind == Blind.METADATA_UNREAD  # what was read is seen, and not whether it was named
-    stale = token.stale and (doubted or end >= SaveEnd.NOTHING_READ)
+    stale = token.stale and (doubted or end.hook_ran)
     silent = Blind.NO if token.stores or stale else token.silent
     unseen = silent or (not stale and (end == SaveEnd.NOT_OBSERVED or grade == Grade.NOT_OBSERVED))
     if token.proved and (unseen or token.for_others or (token.stores and end in OTHERS_READ)):
