@@ -95,12 +95,13 @@ _WHOLE = ("FullAttention", "MLAAttention", "SinkFullAttention", "HiddenStateCach
 @dataclass(frozen=True)
 class KvGroup(Document):
     """One KV cache group: the kind of its spec, tokens in a block, names of its layers; ``window``: tokens
-    that a new one attends to, None for all before it."""
+    that a new one attends to, None for all before it; ``dtype``: of its KV, as torch calls it."""
 
     kind: str = ""
     block_size: int | None = None
     layers: tuple[str, ...] = ()
     window: int | None = None
+    dtype: str | None = None
 
     @property
     def keeps_all(self) -> bool:

@@ -49,3 +49,17 @@ def test_layers_with_kv_of_tokens_are_told_from_others(
     )
     told = describe.worker(SimpleNamespace(), config, 0)
     assert told.kv_layers == kv and told.other_layers == other
+
+
+def test_the_dtype_of_a_groups_kv_is_said_where_it_is_one() -> None:
+    def of(dtype: str) -> Any:
+        return SimpleNamespace(block_size=32, dtype=dtype)
+
+    one, other, several = of("torch.float16"), of("torch.bfloat16"), spec("UniformTypeKVCacheSpecs")
+    several.kv_cache_specs = {"a": one, "b": other}
+    config = SimpleNamespace(
+        kv_cache_groups=[
+            SimpleNamespace(kv_cache_spec=spec, layer_names=["a"]) for spec in (one, several, FULL)
+        ]
+    )
+    assert [group.dtype for group in describe.kv_groups(config)] == ["torch.float16", None, None]

@@ -593,6 +593,20 @@ def test_engines_of_another_shape_are_not_compared(tmp_path: Path) -> None:
     assert unsure(other.run(), 3)
 
 
+@pytest.mark.parametrize(("model", "dtype"), [("m", "torch.bfloat16"), ("n", "torch.float16")])
+def test_engines_of_another_model_or_dtype_compute_other_kv(tmp_path: Path, model: str, dtype: str) -> None:
+    def facts_of(model: str, dtype: str) -> dict[str, object]:
+        layers = [f"model.layers.{at}.self_attn.attn" for at in range(LAYERS)]
+        group = {"kind": "FullAttentionSpec", "block_size": BLOCK, "layers": layers, "dtype": dtype}
+        return {"model": model, "kv_groups": [group]}
+
+    one = Cache(tmp_path, engine_facts=facts_of("m", "torch.float16")).computes("a", [5, 6, 7, 8])
+    other = Cache(tmp_path, engine_facts=facts_of(model, dtype), tag=8, pid=200).loads("b", [5, 6, 7, 9])
+    one.sim.write()
+    run = other.run()
+    assert unsure(run, 3) and not proved(run, LOADED) and not proved(run, SAVED)
+
+
 def test_a_load_known_to_have_failed_is_left_to_its_cause(tmp_path: Path) -> None:
     """What vLLM computes again after a failed load was never used."""
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 99, 9])

@@ -92,9 +92,17 @@ def kv_groups(kv_cache_config: Any) -> tuple[KvGroup, ...]:
                 block_size=plain(getattr(spec, "block_size", None)),
                 layers=tuple(str(name) for name in getattr(group, "layer_names", ())),
                 window=plain(getattr(spec, "sliding_window", None)),
+                dtype=_dtype(spec),
             )
         )
     return tuple(groups)
+
+
+def _dtype(spec: Any) -> str | None:
+    """Of the KV of a group; of one with several specs where these have the same."""
+    specs = getattr(spec, "kv_cache_specs", None)
+    found = {str(getattr(one, "dtype", None)) for one in (specs.values() if specs else (spec,))}
+    return found.pop() if len(found) == 1 and "None" not in found else None
 
 
 def not_of_tokens(kv_cache_config: Any) -> dict[str, str]:

@@ -46,12 +46,15 @@ class Block(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Workers of one shape lay out equal KV as equal bytes: their fingerprints can be compared."""
+    """Workers of one shape compute the same KV of the same tokens, and lay it out as the same bytes: their
+    fingerprints can be compared."""
 
     rank: tuple[int, ...]
     tp: int
     block_size: int
     layers: tuple[str, ...]
+    model: str
+    dtype: str | None
 
 
 Numbers = Mapping[int, int]
@@ -143,7 +146,8 @@ def _shape(engine: Engine, worker: Worker, group: int) -> tuple[Shape, int]:
     pairs = sum(1 << at for at, name in enumerate(worker.kv_layers) if name in known)
     facts = worker.facts
     rank = (worker.rank,) if facts.tp_rank is None else (facts.tp_rank, facts.pp_rank or 0)
-    return Shape(rank, engine.facts.tp or 1, of_group.block_size or 0, layers), pairs
+    size, tp, model = of_group.block_size or 0, engine.facts.tp or 1, engine.facts.model
+    return Shape(rank, tp, size, layers, model, of_group.dtype), pairs
 
 
 def _blocks(
