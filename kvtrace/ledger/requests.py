@@ -19,6 +19,8 @@ from kvtrace.ledger.steps import Array, Steps
 from kvtrace.trace import facts, rows
 from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, STEP_SHIFT, Flag, Kind, Role
 
+_OF_A_RESET, _DIGEST = 0x9E3779B97F4A7C15, (1 << 63) - 1
+"""What makes other digests of the same tokens, and the bits that it may change."""
 _SAME_STEP = 8
 """Entries of a request in one step that are compared for being the same one."""
 
@@ -185,6 +187,7 @@ def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
     if len(tags) == 1:
         for draft in drafts:
             draft.engine = draft.engine if draft.engine in tags else next(iter(tags))
+    _reset(scans, drafts)
     transfers = _transfers(scans, drafts)
     unreadable = [np.array(reader.unreadable, dtype=np.int64) for reader in readers]
     unreadable += [steps for scan in scans for steps in _unread_connectors(scan)]
@@ -196,6 +199,16 @@ def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
         unreadable=steps,
         negative_answers=tuple(sorted(answer for reader in readers for answer in reader.negative_answers)),
     )
+
+
+def _reset(scans: Sequence[SpoolScan], drafts: Iterable[_Draft]) -> None:
+    """What a connector was made to forget is nobody's beginning any more: prompts that are asked for after a
+    reset have digests of their own."""
+    resets = sorted({fact.step for scan in scans for fact in scan.facts_of(facts.CacheResetFact)})
+    for draft in drafts if resets else ():
+        asked = next((lookup.step for lookup in draft.lookups), draft.first_step)
+        resets_before = sum(step >> STEP_SHIFT == asked >> STEP_SHIFT and step < asked for step in resets)
+        draft.is_of(resets_before)
 
 
 def _unread_connectors(scan: SpoolScan) -> Iterable[Array]:
@@ -262,6 +275,16 @@ class _Draft:
             for i, digest in enumerate((row.digest0, row.digest1, row.digest2, row.digest3)):
                 if digest:
                     self.prefixes[digest] = row.first + i * row.stride
+
+    def is_of(self, resets: int) -> None:
+        """It was asked for after so many resets of its connector's store."""
+        other = resets * _OF_A_RESET & _DIGEST
+
+        def of(digest: int) -> int:
+            return digest and digest ^ other
+
+        self.digest, self.prefix = of(self.digest), of(self.prefix)
+        self.prefixes = {of(digest): tokens for digest, tokens in self.prefixes.items()}
 
     def look_up(self, row: rows.Lookup) -> None:
         answer = None if row.external == NONE_ANSWER else row.external

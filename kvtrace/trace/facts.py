@@ -505,10 +505,22 @@ class LoadErrorsFact(Document):
     differing: int = 0
 
 
+@dataclass(frozen=True)
+class CacheResetFact(Document):
+    """vLLM asked the outermost connector to forget what it stored (``reset_cache``), and it did not say that
+    it could not. ``connector``: its index; ``step``: the last one that was scheduled before."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.CACHE_RESET
+
+    connector: int = 0
+    step: int = 0
+
+
 AnyFact = (
     TargetFact | EngineFact | WorkerFact | ConnectorFact | EngineArgsFact | HookExceptionFact | AgentErrorFact
     | ClientIdFact | SwallowedFact | LogFact | ConfigKeysFact | DeviceTimingFact | GraphsFact
     | StartFailedFact | UnreadableMetadataFact | WatchLimitsFact | HandOverFact | LoadErrorsFact
+    | CacheResetFact
 )  # fmt: skip
 FACTS: dict[fmt.Fact, type[AnyFact]] = {kind.CODE: kind for kind in get_args(AnyFact)}
 

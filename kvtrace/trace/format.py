@@ -117,6 +117,7 @@ class Fact(IntEnum):
     WATCH_LIMITS = 16
     HAND_OVER = 17
     LOAD_ERRORS = 18
+    CACHE_RESET = 19
 
 
 class Flag(IntEnum):

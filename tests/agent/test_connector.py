@@ -19,7 +19,7 @@ from kvtrace.trace.rows import code, detail, flags
 
 from . import fakes
 from .conftest import recording
-from .fakes import on_worker
+from .fakes import on_scheduler, on_worker
 
 pytestmark = pytest.mark.usefixtures("each_recorder")
 
@@ -311,6 +311,18 @@ def test_what_the_scheduler_read_in_metadata_holds_on_workers(trace):
     AGENT.worker.declared = None
     connector.bind_connector_metadata(fakes.KVConnectorMetadata())
     assert (AGENT.worker.store_slots, AGENT.worker.store_entries) == (0, 0)
+
+
+@pytest.mark.parametrize(("answer", "resets"), [(True, 1), (None, 1), (False, 0)])
+def test_a_reset_of_what_is_stored_is_a_fact(trace, answer, resets):
+    class Forgets(fakes.KVConnectorBase_V1):
+        def reset_cache(self):
+            return answer
+
+    AGENT.scheduler.step = 1 << 32 | 7
+    assert on_scheduler(Forgets()).reset_cache() is answer
+    assert [fact["step"] & 0xFFFF for fact in trace.facts(Fact.CACHE_RESET)] == [7] * resets
+    assert len(trace.calls(hooks.RESET_CACHE)) == 1
 
 
 def test_an_agent_that_fails_says_so_and_the_connector_works(trace, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from both_books import agree, balanced
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synth import Chunk, Entry, Fate, Prompt, Sim
+from synth import Chunk, Entry, Fate, Prompt, Rounding, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.cause import LOADS
@@ -23,7 +23,7 @@ from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
-from kvtrace.trace.format import Flag
+from kvtrace.trace.format import Fact, Flag
 
 SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
@@ -450,3 +450,17 @@ def test_prefix_hits_at_every_offset(
         causes = [f for f in diagnose(run).findings if CATALOGUE[f.id].ledger == LOADS]
         faults = [finding.id for finding in causes if finding.severity == "fault"]
         assert faults == ["lookup-clamped"] * (local + answer > prompt)
+
+
+@pytest.mark.parametrize("at", [None, 0, 1])
+def test_what_the_connector_was_made_to_forget_is_nobodys_beginning(tmp_path: Path, at: int | None) -> None:
+    """``reset_cache``: what was stored before it is not there to be found, by the same promise."""
+    sim = Sim(tmp_path, layers=1)
+    for number, name in enumerate("abc"):
+        sim.serve([Prompt(name, 64, digest=4, prefixes=(3, 4))], Rounding(32).policy())
+        if number == at:
+            sim.scheduler.fact(Fact.CACHE_RESET, {"connector": 1, "step": sim.step_id}, sim.t)
+    sim.write()
+    run = read_run(tmp_path)
+    alike = {run.requests[row].id: len(shared) for row, shared in run.in_common.items()}
+    assert alike == {None: {"a": 2, "b": 2, "c": 2}, 0: {"b": 2, "c": 2}, 1: {"a": 2, "b": 2}}[at]

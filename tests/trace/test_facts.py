@@ -74,7 +74,7 @@ KEYS = {
     "chunked_prefill enforce_eager cudagraph_mode scheduler kv_transfer "
     "connector_created connector kv_groups multimodal",
     facts.KvTransfer: "connector role module_path engine_id extra",
-    facts.KvGroup: "kind block_size layers window",
+    facts.KvGroup: "kind block_size layers window dtype",
     facts.WorkerFact: "tag ordinal rank tp_rank pp_rank dp_rank worker_class device "
     "kv_layers direct_call backends connector_live connector other_layers slot_bytes",
     facts.ConnectorFact: "ordinal role parent configured class module file ok error_type error where proxy "
@@ -92,6 +92,7 @@ KEYS = {
     facts.GraphsFact: "tag mode captured breakable v2",
     facts.StartFailedFact: "stage type message where",
     facts.WatchLimitsFact: "connector kind what where hook step",
+    facts.CacheResetFact: "connector step",
     facts.LoadErrorsFact: "request step group loaded places layers largest mean differing",
     facts.UnreadableMetadataFact: "connector class field shape load steps",
 }

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from kvtrace.agent import metadata
 from kvtrace.agent.code.traces import type_name
+from kvtrace.agent.facts.connector_facts import own_hooks
 from kvtrace.agent.metadata.recording import READER
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.steps import graphs, handover
@@ -18,6 +19,7 @@ from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.work import write_all
 from kvtrace.agent.wrap.hooked import Hooked
 from kvtrace.trace import hooks, rows
+from kvtrace.trace.facts import CacheResetFact
 from kvtrace.trace.format import NONE_ANSWER, UNKNOWN, Flag, Kind, Role, pack_head
 from kvtrace.trace.hooks import Hook
 
@@ -269,7 +271,15 @@ def _shutdown(hooked: Hooked, times: Times, connector: Any, result: Any) -> Word
     return 0, 0, UNKNOWN, UNKNOWN, 0
 
 
+def _reset_cache(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
+    own = hooked.hook.name in own_hooks(type(connector))  # vLLM's base class does nothing
+    if own and result is not False and not hooked.child:
+        AGENT.fact(CacheResetFact(hooked.index, AGENT.scheduler.step), Role.SCHEDULER)
+    return 0, 0, UNKNOWN, UNKNOWN, 0
+
+
 _DETAILS: dict[Hook, Callable[..., Words]] = {
+    hooks.RESET_CACHE: _reset_cache,
     hooks.SHUTDOWN: _shutdown,
     hooks.SAVE_LAYER: _save_layer,
     hooks.WAIT_LAYER: _wait_layer,
