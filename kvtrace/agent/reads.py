@@ -152,6 +152,7 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.v1.kv_cache_interface", "UniformTypeKVCacheSpecs", "kv_cache_specs", since("0.11.1")),
     _reads("vllm.v1.kv_cache_interface", "MambaSpec", "", since("0.11.1")),
     _reads("vllm.v1.kv_cache_interface", "SlidingWindowSpec", "sliding_window"),
+    _reads("vllm.v1.kv_cache_interface", "AttentionSpec", "dtype"),
     _reads("vllm.v1.kv_cache_interface", "EncoderOnlyAttentionSpec", "", since("0.11.1")),
     _reads("vllm.distributed.parallel_state", "", "get_tp_group get_pp_group"),
     _reads("vllm.distributed.parallel_state", "GroupCoordinator", "rank_in_group"),

@@ -259,13 +259,23 @@ def loaded(report: Report) -> str:
         if name not in (LOADED, _ALTERED) and ledger["accounts"][name] and tokens_of(ledger, name)
     ]
     share = f" ({percent(came, whole)})" if came else ""
-    grades = ledger.get("grades", {}).get(LOADED, {})
-    told = round(grades.get("declared", 0) / max(1, ledger["pairs"] or 1))
-    how_many = "" if grades.keys() == {"declared"} else f"{count(told)} of them "
-    by_report = f", {how_many}by the connector's report alone" if came and told else ""
     numbers = f", {count(other_numbers)} as other numbers than were computed" if other_numbers else ""
-    said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}{by_report}{numbers}"
+    seen = _how_loads_were_seen(ledger) if came else ""
+    said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}{seen}{numbers}"
     return f"{said}; {', '.join(rest)}." if rest else f"{said}."
+
+
+def _how_loads_were_seen(ledger: LedgerRow) -> str:
+    """What of the loaded tokens was not held against what they compute to."""
+    grades = ledger.get("grades", {}).get(LOADED, {})
+    pairs = max(1, ledger["pairs"] or 1)
+    told = round(grades.get("declared", 0) / pairs)
+    taken = round(
+        sum(amount for grade, amount in grades.items() if grade not in ("declared", "proved")) / pairs
+    )
+    parts = [(told, "by the connector's report alone"), (taken, "not compared with what was computed")]
+    said = [f"{'' if len(grades) == 1 else f'{count(n)} of them '}{how}" for n, how in parts if n]
+    return f", {', '.join(said)}" if said else ""
 
 
 def tokens_of(ledger: LedgerRow, name: str) -> int:

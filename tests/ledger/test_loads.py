@@ -453,7 +453,7 @@ def test_prefix_hits_at_every_offset(
 
 
 @pytest.mark.parametrize("at", [None, 0, 1])
-def test_what_the_connector_was_made_to_forget_is_nobodys_beginning(tmp_path: Path, at: int | None) -> None:
+def test_what_a_reset_made_the_store_forget_begins_no_prompt(tmp_path: Path, at: int | None) -> None:
     """``reset_cache``: what was stored before it is not there to be found, by the same promise."""
     sim = Sim(tmp_path, layers=1)
     for number, name in enumerate("abc"):

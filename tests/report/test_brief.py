@@ -352,3 +352,24 @@ def test_generated_tokens_are_called_stored_where_that_was_seen(grades: dict[str
     saves = {"accounts": {"saved": 400}, "tokens": {"saved": 100.0}, "grades": {"saved": grades}}
     report: Any = {"ledger": {"saves": {**saves, "pairs": 4, "prompts": {"saved": prompts}}}}
     assert answers.generated(report) == words
+
+
+@pytest.mark.parametrize(
+    ("grades", "said"),
+    [
+        ({"proved": 128}, "(50.0 %); 64 not found."),
+        ({"read": 128}, "(50.0 %), not compared with what was computed; 64 not found."),
+        (
+            {"proved": 32, "read": 64, "declared": 32},
+            "(50.0 %), 16 of them by the connector's report alone, 32 of them not compared with what was "
+            "computed; 64 not found.",
+        ),
+    ],
+)
+def test_loads_that_were_compared_with_nothing_are_said_to_be(grades: dict[str, int], said: str) -> None:
+    report: Any = with_loads()
+    report["ledger"]["loads"] |= {
+        "total": 256, "total_tokens": 128.0, "pairs": 2, "accounts": {"loaded": 128, "missed:lookup-miss": 128},
+        "tokens": {"loaded": 64.0, "missed:lookup-miss": 64.0}, "grades": {"loaded": grades},
+    }  # fmt: skip
+    assert answers.loaded(report) == f"Loaded: 64 of 128 prompt tokens {said}"
