@@ -369,7 +369,8 @@ def test_generated_tokens_are_called_stored_where_that_was_seen(grades: dict[str
 def test_loads_that_were_compared_with_nothing_are_said_to_be(grades: dict[str, int], said: str) -> None:
     report: Any = with_loads()
     report["ledger"]["loads"] |= {
-        "total": 256, "total_tokens": 128.0, "pairs": 2, "accounts": {"loaded": 128, "missed:lookup-miss": 128},
+        "total": 256, "total_tokens": 128.0, "pairs": 2,
+        "accounts": {"loaded": 128, "missed:lookup-miss": 128},
         "tokens": {"loaded": 64.0, "missed:lookup-miss": 64.0}, "grades": {"loaded": grades},
     }  # fmt: skip
     assert answers.loaded(report) == f"Loaded: 64 of 128 prompt tokens {said}"

@@ -300,8 +300,8 @@ def told_itself(case: Case, said: Iterable[str]) -> list[str]:
 
 
 def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
-    """Of what was not written: first what the reasons, the amounts or the pairs point at. ``of_cause``: in
-    place of the cause's."""
+    """Of what was not written: first what its blocks were reported as, then what the connector said itself,
+    then what the reasons, the amounts or the pairs point at. ``of_cause``: in place of the cause's."""
     said = set(_each_reason(rows, cause))
     before = any(OF_HIT in reason for reason in said)
     from_zero = all(row.local and tokens(case, [row], cause) == row.local for row in rows)
@@ -309,14 +309,15 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
     first = {
         _BEFORE: before,
         _OTHERS: any(ELSEWHERE in reason for reason in said),
-        _NOT_THEIRS: any(OF_NOBODY in reason or OTHERS_REPORTED in reason for reason in said),
         _AS_MANY: from_zero and not before,
         _SOME_RANKS: bool(ranks),
         _GROUPS: _of_whole_groups(case, rows, cause),
         _SOME_LAYERS: bool(layers),
     }
+    reported = any(OF_NOBODY in reason or OTHERS_REPORTED in reason for reason in said)
     by_its_words = told_itself(case, said) or _ended(case, rows)
-    return [*by_its_words, *(one for one, holds in first.items() if holds), *(of_cause or [cause.remedy])]
+    pointed_at = [one for one, holds in first.items() if holds]
+    return [*([_NOT_THEIRS] if reported else []), *by_its_words, *pointed_at, *(of_cause or [cause.remedy])]
 
 
 def where(case: Case, rows: Sequence[LoadOf], cause: Cause) -> str:

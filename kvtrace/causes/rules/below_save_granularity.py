@@ -247,14 +247,15 @@ def _remedy(engine: Engine, unit: Unit) -> list[str]:
         return [f"{asked} {rounding}"]
     if unit.kind == "block_size" and unit.value // 2 < (32 if engine.facts.platform == "cpu" else 16):
         return ["nothing to change: the unit is a block of the KV cache, which is at its smallest already"]
+    if unit.kind == "block_size":
+        lower = f"lower --block-size (for the whole engine: {_COSTS['--block-size']})"
+        return [f"{asked} {lower}", *([] if unit.setting else [f"or {rounding}"])]
     if not unit.setting:
-        follows = ["or lower --block-size, if the unit follows that"] if unit.kind == "block_size" else []
-        return [f"{asked} {rounding}", *follows]
+        return [f"{asked} {rounding}"]
     cost = _COSTS.get(unit.setting)
     if cost is None:
         return [f'{asked} lower "{unit.setting}" in kv_connector_extra_config', f"or {rounding}"]
-    lower = f"lower {unit.setting} (for the whole engine: {cost})"
-    return [f"{asked} {lower}"] if unit.kind == "block_size" else [f"{asked} {rounding}", f"or {lower}"]
+    return [f"{asked} {rounding}", f"or lower {unit.setting} (for the whole engine: {cost})"]
 
 
 _COSTS = {

@@ -20,7 +20,10 @@ CAUSE = Cause(
         "An exception that left a step of the engine core, where no hook of a connector's raised. A worker's "
         "own process says there that it failed, and why in its log."
     ),
-    remedy="Read the line of vLLM that the evidence names: it says what it asks of the connector.",
+    remedy=(
+        "Read the line of vLLM that the evidence names: an assertion says what it asks of the connector; "
+        "another error may follow from an earlier one in the engine's log."
+    ),
     about_calls=False,
     live=False,
 )

@@ -64,7 +64,8 @@ _BY_WORDS = (
     ),
     (
         ANOTHER_PROMPT,
-        "make the key of all tokens up to the end of what it names, with the request's salt and adapter",
+        "make the key of all tokens up to the end of what it names, with the request's cache_salt, its LoRA "
+        "adapter and the hashes of its images (mm_features)",
     ),
     (TWICE, "see which block each piece is read from, and to which it is written: one stands for several"),
 )

@@ -37,7 +37,8 @@ TOLD_EARLY = "In get_finished, name a load only once its last slot is written, i
 _WRITTEN_LATE = frozenset({TOO_LATE, WRITTEN_AFTER_USE})
 _WAITED_TOO_SHORT = (
     "Let wait_for_layer_load return only once its own layer is written (or start_load_kv, once all are): "
-    "attention was told to wait, and what it waited for was written later."
+    "attention was told to wait, and what it waited for was written later. A load that begins in a later "
+    "step belongs into the metadata of the step that schedules its request."
 )
 
 

@@ -47,7 +47,7 @@ def rule(case: Case) -> Results:
             events=case.events(CAUSE),
             headline=f"the save hook read {what} that its metadata names",
             remedy=[
-                "copy all heads of a slot that this rank has, K and V"
+                "copy the whole of each slot: all heads that this rank has, K and V (of MLA the rope, too)"
                 if trust.parts
                 else "see whether the save hook goes through all that its metadata names (a loop that ends "
                 "early, a filter), and whether the slots that it indexes are those that are named",
