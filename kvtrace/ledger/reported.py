@@ -276,11 +276,12 @@ def watch_limits(scans: Sequence[SpoolScan]) -> list[WatchLimits]:
     ]
 
 
-def given_away(scans: Sequence[SpoolScan]) -> frozenset[str]:
-    """Spools of processes in which the address of a KV tensor was given out, or unknown native code got one:
-    from seeing no copy of theirs nothing follows."""
+def given_away(scans: Sequence[SpoolScan]) -> frozenset[tuple[str, int]]:
+    """(spool, engine) in whose steps the address of a KV tensor was given out, or unknown native code got it;
+    engine 0: outside of steps, it may be any. From seeing no copy of theirs nothing follows."""
     kinds = (facts.Limit.ADDRESS, facts.Limit.OPERATION)
-    return frozenset(one.spool for one in watch_limits(scans) if one.kind in kinds)
+    met = (one for one in watch_limits(scans) if one.kind in kinds)
+    return frozenset((one.spool, one.step >> STEP_SHIFT) for one in met)
 
 
 UNFOLLOWED = frozenset({facts.Limit.ADDRESS, facts.Limit.OPERATION, facts.Limit.NATIVE, facts.Limit.THREAD})

@@ -10,11 +10,12 @@ import pytest
 from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 from test_positions import BLOCK, SAVED, Fates, alike, by_pair, cache, checked
 
+from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.terms import Grade
+from kvtrace.terms import NOT_OBSERVED, Grade
 from kvtrace.trace.facts import Limit
+from kvtrace.trace.format import STEP_SHIFT, Flag
 from kvtrace.trace.format import Fact as FactCode
-from kvtrace.trace.format import Flag
 
 LOAD, ASYNC, FIRST = int(Flag.LOAD), int(Flag.ASYNC), int(Flag.FIRST)
 LOADED, REST = "loaded READ", "NOT_DECLARED DECLARED"
@@ -401,3 +402,21 @@ def test_what_a_window_has_left_is_not_to_be_written(
         sim.write_kv("a", 32, 48, layers=[1])
     sim.finish("a", 64)
     assert arrived(sim) == amounts
+
+
+@pytest.mark.parametrize(("engine", "unseen"), [(0, True), (7, True), (8, False)])
+def test_an_address_of_one_engines_kv_hides_no_other_engine(
+    tmp_path: Path, engine: int, unseen: bool
+) -> None:
+    """Each engine of a process has a KV cache of its own."""
+    sim = Sim(tmp_path, layers=1, tag=7)
+    step = engine and engine << STEP_SHIFT | 1
+    limit = {"connector": 1, "kind": Limit.ADDRESS.value, "hook": "wait_for_save", "step": step}
+    sim.workers[0].fact(FactCode.WATCH_LIMITS, limit)
+    sim.arrive(Prompt("a", 64, digest=4))
+    sim.lookup("a", 0, 0, 0)
+    sim.step([Chunk("a", 0, 64, first=True)], prompts={"a": 64})
+    sim.finish("a", 64)
+    sim.write()
+    run = read_run(tmp_path)
+    assert [one.outcome for one in run.base] == [NOT_OBSERVED] * unseen and bool(run.lost) is not unseen

@@ -51,9 +51,9 @@ class SaveEvidence:
     """Of this what came back to a request of the same engine."""
     unequal: Mapping[int, Sequence[Returned]] = field(default_factory=dict)
     """The same of what came back as other KV."""
-    given_away: frozenset[str] = frozenset()
-    """Spools of workers whose KV may be copied out of sight: its address was given out, or it was handed to
-    native code that is not known."""
+    given_away: frozenset[tuple[str, int]] = frozenset()
+    """(worker's spool, engine; 0: any) whose KV may be copied out of sight: its address was given out, or it
+    was handed to native code that is not known."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: SaveEvid
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
         given_away=engine.store_entries == 0
-        and any(worker.spool in evidence.given_away for worker in engine.workers),
+        and any((w.spool, of) in evidence.given_away for w in engine.workers for of in (0, engine.tag)),
         decode_unknown=bool(engine.implied_entries)
         and engine.implied_entries == engine.store_entries
         and engine.decode_measured is not False,
