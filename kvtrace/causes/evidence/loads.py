@@ -271,7 +271,7 @@ _CAUGHT = (
     "Mend what raised at {}: {}; what can't be loaded is to be reported (get_block_ids_with_load_errors), "
     "not passed over."
 )
-_GROUPS = (
+OF_ITS_GROUP = (
     "Give each layer the blocks of its own KV cache group: the block ids are a list for each group, and "
     "those of the first are no other's."
 )
@@ -311,7 +311,7 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
         _OTHERS: any(ELSEWHERE in reason for reason in said),
         _AS_MANY: from_zero and not before,
         _SOME_RANKS: bool(ranks),
-        _GROUPS: _of_whole_groups(case, rows, cause),
+        OF_ITS_GROUP: _of_whole_groups(case, rows, cause),
         _SOME_LAYERS: bool(layers),
     }
     reported = any(OF_NOBODY in reason or OTHERS_REPORTED in reason for reason in said)

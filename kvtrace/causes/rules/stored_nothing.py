@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unstored
+from kvtrace.causes.evidence.loads import OF_ITS_GROUP
 from kvtrace.causes.evidence.logs import exception_line, logs_in
 from kvtrace.causes.rule import (
     FAULT,
@@ -92,14 +93,13 @@ def rule(case: Case) -> Results:
 
 def _finding(case: Case) -> Finding:
     trust, caught, some = case.run.trust, at_start(case), _of_some_layers(case)
+    of = " in some layers" if some else ""
     if trust.nothing:
-        of = " in some layers" if some else ""
         headline = f"the save hook had KV to store and read none of it{of}"
         title = f"The save hook had KV to store and read none of it in {plural(trust.nothing, 'call')}{of}"
     else:
-        of = " of some layers" if some else ""
-        headline = f"the save hooks ran and read no KV slot{of}"
-        title = f"The save hooks ran and read no KV slot{of}"
+        headline = f"the save hooks ran and read none of these tokens' KV slots{of}"
+        title = f"The save hooks ran and read none of these tokens' KV slots{of}"
     headline += f", after {caught[0].hook} had caught {caught[0].type}" if caught else ""
     found = case.finding(
         CAUSE,
@@ -117,6 +117,7 @@ def _finding(case: Case) -> Finding:
                 f"mend first what {one.hook} caught at {one.where}: the hooks may return early without it"
                 for one in caught[:1]
             ),
+            *([OF_ITS_GROUP] if some and _in_groups(case) else []),
             "look at what save_kv_layer, or wait_for_save, does with the metadata: an early return (at a "
             "limit, too), an empty slot mapping, a filter by rank or layer; in a wrapper, whether these and "
             "bind_connector_metadata are passed on",
@@ -127,6 +128,12 @@ def _finding(case: Case) -> Finding:
         ],
     )
     return found if some else unstored.perhaps_taken_back(case, found)
+
+
+def _in_groups(case: Case) -> bool:
+    """Whether an engine that lost tokens so has several KV cache groups."""
+    engines = {request.engine for request in case.affected(CAUSE)}
+    return any(len(case.engines[tag].token_groups) > 1 for tag in engines)
 
 
 def _of_some_layers(case: Case) -> bool:
@@ -152,7 +159,7 @@ def _evidence(case: Case) -> list[str]:
     if steps:
         evidence.append(
             "the metadata of these steps names no request, or is not understood: what is stored is decided "
-            "on the worker; there the save hooks were seen to read 0 slots in "
+            "on the worker; there the save hooks were seen to read none of their slots in "
             + plural(len(steps), "watched step")
         )
     if trust.empty:
