@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.loads.decide import TOO_LATE, WRITTEN_AFTER_USE
+from kvtrace.ledger.loads.decide import STEPS_LATER, TOO_LATE, WRITTEN_AFTER_USE
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import of_all, plural
 
@@ -37,8 +37,11 @@ TOLD_EARLY = "In get_finished, name a load only once its last slot is written, i
 _WRITTEN_LATE = frozenset({TOO_LATE, WRITTEN_AFTER_USE})
 _WAITED_TOO_SHORT = (
     "Let wait_for_layer_load return only once its own layer is written (or start_load_kv, once all are): "
-    "attention was told to wait, and what it waited for was written later. A load that begins in a later "
-    "step belongs into the metadata of the step that schedules its request."
+    "attention was told to wait, and what it waited for was written later."
+)
+_A_STEP_TOO_LATE = (
+    "Put each load into the metadata of the step that schedules its request, and load it in that step's "
+    "start_load_kv: it was written in a later step than the one that used it."
 )
 
 
@@ -74,10 +77,9 @@ def rule(case: Case) -> Results:
 def _remedy(early: list[LoadOf]) -> list[str]:
     if all(row.asynchronous for row in early):
         return [TOLD_EARLY]
-    written_late = [
-        bool(_WRITTEN_LATE.intersection(row.reasons.get(LoadEnd.USED_BEFORE, ()))) for row in early
-    ]
+    reasons = [frozenset(row.reasons.get(LoadEnd.USED_BEFORE, ())) for row in early]
     return [
-        *([_WAITED_TOO_SHORT] if any(written_late) else []),
-        *([] if all(written_late) else [CAUSE.remedy]),
+        *([_A_STEP_TOO_LATE] if any(STEPS_LATER in said for said in reasons) else []),
+        *([_WAITED_TOO_SHORT] if any(_WRITTEN_LATE & said for said in reasons) else []),
+        *([] if all((_WRITTEN_LATE | {STEPS_LATER}) & said for said in reasons) else [CAUSE.remedy]),
     ]

@@ -88,6 +88,7 @@ _LEFT = (
     "or it came too late"
 )
 TOO_LATE = "its slots were written after its attention had begun"
+STEPS_LATER = "its slots were written in a later step than the one that used them"
 WRITTEN_AFTER_USE = (
     "when attention used them their blocks did not hold what was loaded: it was written, or all of it, later"
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted
-from kvtrace.ledger.loads.decide import TOO_LATE, By, Gathered, InPair, Sign, Signs, bits, signs
+from kvtrace.ledger.loads.decide import STEPS_LATER, TOO_LATE, By, Gathered, InPair, Sign, Signs, bits, signs
 from kvtrace.ledger.loads.seen import (
     ANEW,
     ELSEWHERE,
@@ -196,7 +196,8 @@ class _InStep:
 
     def _by_slots(self, pair: int, missing: Missing, of_nobody: str) -> Signs:
         """What the slots say that were not written, or not in time. ``of_nobody``: reports that are."""
-        late = signs(missing.late, Sign(By.SLOT, LoadEnd.USED_BEFORE, (TOO_LATE,)))
+        when = STEPS_LATER if missing.steps_later else TOO_LATE
+        late = signs(missing.late, Sign(By.SLOT, LoadEnd.USED_BEFORE, (when,)))
         if not (missing.certain and missing.positions):
             return late
         early = self._used_before(pair)

@@ -21,6 +21,7 @@ class Missing:
         certain: a write would have been seen.
         read: what no write covers was read by the load, before it was used.
         whole: whether that is all that was to be written there.
+        steps_later: whether hooks wrote all that is late in later steps than the one that used it.
     """
 
     positions: list[Interval]
@@ -28,6 +29,7 @@ class Missing:
     certain: bool
     read: bool = False
     whole: bool = False
+    steps_later: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class Written:
         certain = (self.known(worker) or read) and seen
         # What was written in time, too, may have been so out of sight.
         late = subtract(subtract(whole, left), in_time) if seen else []
-        return Missing(left, late, certain, read, left == whole)
+        by_hooks = covered(one for one in touches if one.step > used and not one.background)
+        return Missing(left, late, certain, read, left == whole, not subtract(late, by_hooks))
 
     def _blind(self, worker: Worker, column: int, steps: Sequence[int]) -> bool:
         """Whether slots may have been written in a layer in these steps or later, and not known which."""
