@@ -150,9 +150,9 @@ _BEHIND = (
             "exception-swallowed": 0.25,
         },
     ),
-    # What the connector holds, or rounds off, is no loss: what nothing explains may be one.
+    # What the connector holds, rounds off or never offers is no loss: what nothing explains may be one.
     _Behind(
-        frozenset({"already-stored", "below-save-granularity"}),
+        frozenset({"already-stored", "below-save-granularity", "decode-not-offered"}),
         {"metadata-has-no-store": 0.25, "preempted-before-save": 0.25},
         LIMIT,
     ),
