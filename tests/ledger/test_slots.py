@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 
@@ -13,9 +14,10 @@ from kvtrace.ledger.scan import scan
 from kvtrace.ledger.slots.reads import Slots, Touch
 from kvtrace.ledger.slots.resolve import given_blocks, slots_of
 from kvtrace.ledger.slots.sets import SlotSet, parse
-from kvtrace.ledger.slots.touches import touches
+from kvtrace.ledger.slots.touches import touches, was_read, was_written
 from kvtrace.ledger.topology import topology
-from kvtrace.trace.format import Fact, Flag
+from kvtrace.trace import hooks
+from kvtrace.trace.format import Fact, Flag, Kind, Role, pack_head
 from kvtrace.trace.reader import spool_paths
 from kvtrace.trace.run_file import read_run_file
 
@@ -383,3 +385,21 @@ def test_a_connector_inside_another_one_counts_once(tmp_path: Path) -> None:
     sim.read("a", 0, 4, step=step, t=sim.clock())
     slots, _ = resolved(sim)
     assert slots.amounts[step, 0].read == 4
+
+
+@pytest.mark.parametrize(
+    ("marks", "hook", "read", "written"),
+    [
+        (Flag.STORE, "start_load_kv", True, False),
+        (Flag.LOAD, "save_kv_layer", False, True),
+        (Flag.STORE | Flag.LOAD, "save_kv_layer", True, False),
+        (Flag.STORE | Flag.LOAD, "start_load_kv", False, True),
+        (Flag.STORE | Flag.LOAD, "", True, True),
+    ],
+)
+def test_an_address_was_given_out_for_what_the_hook_is_for(
+    marks: int, hook: str, read: bool, written: bool
+) -> None:
+    head = pack_head(Kind.SLOTS, Role.WORKER, hooks.BY_NAME[hook].code if hook else 0, 0, int(marks))
+    assert (bool(was_read(head)), bool(was_written(head))) == (read, written)
+    assert was_read(np.array([head])).tolist() == [read]

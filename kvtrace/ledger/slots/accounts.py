@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from kvtrace.ledger.intervals import length, subtract, union
 from kvtrace.ledger.run import OutsideBytes
 from kvtrace.ledger.slots.sets import parse
+from kvtrace.ledger.slots.touches import was_read, was_written
 from kvtrace.ledger.steps import Array, Mask
-from kvtrace.trace import hooks, rows
+from kvtrace.trace import rows
 from kvtrace.trace.format import Flag, Way
 from kvtrace.trace.reader import Records
 from kvtrace.trace.rest_file import RestFile
 
 _LEAST, _MOST = 0.98, 1.5
 """Bytes at rest for one that was read, where they account for it: names, headers and text cost some more."""
-_LOADING = [hook.code for hook in hooks.LOADING]
 
 
 class Account(IntEnum):
@@ -284,16 +284,14 @@ def _add_reads(trace: TracedSpool, touched: rows.SlotsTouched, calls: _Calls) ->
     """Add what calls read to store. What a call fills as well it read for a load: as the shape of what is to
     come."""
     numbers: Array = touched.call
-    call, marks = np.searchsorted(calls.number, numbers), rows.flags(touched.head)
-    stores = marks & Flag.STORE != 0
-    fills = (marks & Flag.LOAD != 0) & (np.isin(rows.code(touched.head), _LOADING) | ~stores)
-    reads = stores & ~fills
+    call, reads = np.searchsorted(calls.number, numbers), was_read(touched.head)
+    fills = was_written(touched.head) & ~reads
     calls.stores[call[reads]] = True
     calls.step[call[reads]] = touched.step[reads]
     ids, which = np.unique(touched.slot_set, return_inverse=True)
     sets = [parse(trace.names.get(one, "")) for one in ids.tolist()]
     in_part = np.array([bool(one.partly) for one in sets], bool)[which] | (touched.partly > 0)
-    shared = (touched.slot_set == 0) | (marks & Flag.SHARED != 0)
+    shared = (touched.slot_set == 0) | (rows.flags(touched.head) & Flag.SHARED != 0)
     calls.unknown[call[reads & (shared | in_part)]] = True
     layers, layer = np.unique(touched.layer, return_inverse=True)
     sizes = np.array([trace.slot_bytes.get(trace.names.get(one, ""), 0.0) for one in layers.tolist()], float)

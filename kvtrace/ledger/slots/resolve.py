@@ -18,14 +18,12 @@ from kvtrace.ledger.slots.owners import NOBODYS, How, Owned, Owners, blocks_in
 from kvtrace.ledger.slots.reads import NOTHING, Amounts, Slots, Touch
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given
-from kvtrace.ledger.slots.touches import LOADING, Touches
+from kvtrace.ledger.slots.touches import BACKGROUND, LOADING, Touches, was_read, was_written
 from kvtrace.ledger.values import replace
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Role
 
 _LOADING = frozenset(LOADING)
-_BACKGROUND = 0
-"""The hook code of what no hook did itself: a thread, a job, a task of the connector."""
 _SEVERAL = 3
 """Runs of slots that begin within blocks, and are as long as whole ones, by no chance."""
 _UNKNOWN = Accounts()
@@ -120,7 +118,7 @@ class _Resolver:
         self._partly: set[tuple[int, int]] = set()
         self._wholly: set[tuple[int, int]] = set()
         """(step, layers) in which slots were read in part, and in which some were read whole."""
-        background = rows.code(touches.records.head) == _BACKGROUND
+        background = rows.code(touches.records.head) == BACKGROUND
         self._last_background = int(touches.records.step[background].max(initial=-1))
 
     def result(self) -> Slots:
@@ -128,9 +126,9 @@ class _Resolver:
         if self._late is not None:
             for one in self._records:
                 record = one.record
-                if not record.slot_set and self._is_read(record):
+                if not record.slot_set and was_read(record.head):
                     self._late.reads_unknown(one.layers, one.during)
-                elif self._is_read(record) and self._is_outer(record):
+                elif was_read(record.head) and self._is_outer(record):
                     blocks = self._blocks_of(self._set(record.slot_set).full)
                     self._late.reads(one.layers, blocks, one.during)
         for one in self._records:
@@ -179,10 +177,9 @@ class _Resolver:
 
     def _add(self, one: Alike) -> None:
         record, layers, step = one.record, one.layers, one.during
-        marks, code = rows.flags(record.head), rows.code(record.head)
-        background = code == _BACKGROUND
-        read = self._is_read(record)
-        wrote = bool(marks & Flag.LOAD) and not (marks & Flag.STORE and not (background or code in _LOADING))
+        code = rows.code(record.head)
+        background = code == BACKGROUND
+        read, wrote = bool(was_read(record.head)), bool(was_written(record.head))
         if not record.slot_set:
             if wrote:
                 self._wrote_unknown(record, layers, step)
@@ -237,14 +234,8 @@ class _Resolver:
         if (record.call, layers) not in self._wrote:
             self._blind_writes[layers] = step
 
-    @staticmethod
-    def _is_read(record: rows.SlotsTouched) -> bool:
-        """An address that was given out is for what the hook is for; of background work either may be."""
-        marks = rows.flags(record.head)
-        return bool(marks & Flag.STORE) and not (marks & Flag.LOAD and rows.code(record.head) in _LOADING)
-
     def _is_outer(self, record: rows.SlotsTouched) -> bool:
-        return bool(rows.code(record.head) == _BACKGROUND or rows.detail(record.head) == self._outer)
+        return bool(rows.code(record.head) == BACKGROUND or rows.detail(record.head) == self._outer)
 
     def _blocks_of(self, runs: tuple[Interval, ...]) -> frozenset[int]:
         return frozenset(block for block, _, _ in blocks_in(runs, self._sizes[0]))
@@ -259,7 +250,7 @@ class _Resolver:
         if meant:
             return [(row, tuple(union(positions))) for row, positions in meant.items()]
         # What is written into a block is for whom it was given to, whatever it held before.
-        how = How(code == _BACKGROUND, code == hooks.SAVE_LAYER.code, False)
+        how = How(code == BACKGROUND, code == hooks.SAVE_LAYER.code, False)
         owned = self._owners.of(runs, group, True, how)
         return [(row, tuple(union([*fine, *beyond]))) for row, fine, beyond in owned.requests]
 
@@ -267,7 +258,7 @@ class _Resolver:
         """(block, row of a request, its positions) of those that had the blocks when an earlier step asked
         for this work in the background; none where it was not asked for so."""
         record, group = one.record, self._group[one.layers]
-        if rows.code(record.head) != _BACKGROUND or not 0 < record.step < one.during:
+        if rows.code(record.head) != BACKGROUND or not 0 < record.step < one.during:
             return
         size = self._sizes[group]
         for block, low, high in blocks_in(runs, size):
@@ -283,7 +274,7 @@ class _Resolver:
             if not self._may_be_named({row for holders in here.values() for row in holders}):
                 gone = self._late.gone(one.layers, blocks, one.during, lambda row, block: row in here[block])
             elif (
-                rows.code(one.record.head) == _BACKGROUND
+                rows.code(one.record.head) == BACKGROUND
                 and not one.record.step
                 and self._late.reads_more_than_once
             ):

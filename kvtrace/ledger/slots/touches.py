@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,29 @@ from kvtrace.trace.reader import Spool
 
 _UPDATES = [op.code for op in ops.UPDATES]
 LOADING = [hook.code for hook in hooks.LOADING]
+BACKGROUND = 0
+"""The hook code of what no hook did itself: a thread, a job, a task of the connector."""
+_BOTH, _CODES = int(Flag.STORE | Flag.LOAD), 256
+
+
+def _was_done(marks: int, code: int) -> tuple[bool, bool]:
+    """Whether the slots of a record were read, and whether they were written. Of memory of which the address
+    was given out (both marks) the hook says for what: of work in the background either may be."""
+    if marks == _BOTH and code != BACKGROUND:
+        return (False, True) if code in LOADING else (True, False)
+    return bool(marks & Flag.STORE), bool(marks & Flag.LOAD)
+
+
+_DONE = np.array([[_was_done(marks, code) for code in range(_CODES)] for marks in range(_BOTH + 1)])
+
+
+def was_read(head: Any) -> Any:
+    """Of the head of a SLOTS record, or of an array of them."""
+    return _DONE[rows.flags(head) & _BOTH, rows.code(head), 0]
+
+
+def was_written(head: Any) -> Any:
+    return _DONE[rows.flags(head) & _BOTH, rows.code(head), 1]
 
 
 @dataclass(frozen=True)
