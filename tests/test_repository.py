@@ -163,9 +163,9 @@ def test_imports_have_no_circle() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == {"a", "b", "c"}
 
 
-def test_sub_rooms_have_no_circle() -> None:
-    """Between folders inside rooms; what stands at a room's top may be imported by its folders, and import
-    them."""
+def test_sub_packages_have_no_circle() -> None:
+    """Between folders inside packages; what stands at the top of one may be imported by its folders, and may
+    import them."""
     modules = {module_of(path): path for path in PACKAGE.rglob("*.py")}
     folders = {name: ".".join(path.relative_to(ROOT).parent.parts) for name, path in modules.items()}
     graph: dict[str, set[str]] = {folder: set() for folder in folders.values() if folder.count(".") > 1}
@@ -178,19 +178,19 @@ def test_sub_rooms_have_no_circle() -> None:
     assert not circle(graph)
 
 
-def test_the_agents_top_room_is_small() -> None:
+def test_the_top_of_the_agent_is_small() -> None:
     assert len(list((PACKAGE / "agent").glob("*.py"))) <= 20
 
 
 SAID_ONCE = ("model", "read", "parts", "trace", "follow")
 
 
-def test_modules_with_names_that_say_little_are_in_one_room() -> None:
-    rooms = {
+def test_modules_with_names_that_say_little_are_in_one_package() -> None:
+    packages = {
         stem: {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob(f"{stem}.py")}
         for stem in SAID_ONCE
     }
-    assert rooms["model"] and all(len(found) < 2 for found in rooms.values()), rooms
+    assert packages["model"] and all(len(found) < 2 for found in packages.values()), packages
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -415,10 +415,10 @@ def module_names(module: ast.Module) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("room", ["kvtrace", "scripts", "scenarios"])
-def test_no_comprehensions_name_hides_its_modules(room: str) -> None:
+@pytest.mark.parametrize("package", ["kvtrace", "scripts", "scenarios"])
+def test_no_comprehensions_name_hides_its_modules(package: str) -> None:
     """CPython 3.12 may take such a name for a local one in all of the function: once no report was made."""
-    for path in sorted((ROOT / room).rglob("*.py")):
+    for path in sorted((ROOT / package).rglob("*.py")):
         names = module_names(tree(path))
         functions = (one for one in ast.walk(tree(path)) if isinstance(one, ast.FunctionDef))
         nodes = (node for one in functions for node in ast.walk(one))

@@ -2,5 +2,5 @@
 
 Comes in: steps, requests, forwards.
 Goes out: STEP, REQUEST and OP records; the step id on the scheduler's output.
-May not: be imported by another room.
+May not: be imported by another package of the agent.
 """
