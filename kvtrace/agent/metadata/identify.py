@@ -240,9 +240,8 @@ def _as_tokens(requests: StepRequests, req_id: str, numbers: Integers) -> Readin
     count = numbers.length
     if not tokens or count > len(tokens):
         return None
-    computed = requests.computed(req_id) or (0, 0)
-    awaited = requests.awaited(req_id) or (0, 0)
-    starts = (0, computed[0], computed[1] - count, len(tokens) - count, *awaited, requests.local(req_id))
+    (zero, computed, *others), ends = requests.token_places(req_id)
+    starts = (zero, computed, *(end - count for end in ends), *others)
     for start in dict.fromkeys(starts):
         if 0 <= start <= len(tokens) - count and _same(tokens, start, numbers):
             return Reading(TOKEN, ((start, start + count),))

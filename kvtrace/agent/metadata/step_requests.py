@@ -7,7 +7,7 @@ most steps never ask.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -17,6 +17,10 @@ from kvtrace.agent.steps.block_tables import groups_of, resumed_of
 Interval = tuple[int, int]
 """Token positions [start, end) in a request."""
 
+_ByTokens = defaultdict[tuple[int, ...], set[str]]
+
+TELLING = 8
+"""So many token ids, under whatever name, are a request's own by no chance."""
 _REMEMBERED = 512
 _CLIENT_SUFFIX = 9
 """vLLM's engine calls a client's request ``<its id>-<8 hexadecimal digits>``."""
@@ -95,6 +99,8 @@ class StepRequests:
         self._shared: dict[int, list[str]] = {}
         self._all_indexed = False
         self._clients: dict[str, str | None] | None = None
+        self._by_tokens: tuple[_ByTokens, _ByTokens] | None = None
+        """The first and the last tokens of what metadata may name of a request -> the requests."""
 
     def __bool__(self) -> bool:
         """Whether anything is known of the step's requests."""
@@ -175,6 +181,32 @@ class StepRequests:
             if isinstance(known, list):
                 return known
         return []
+
+    def token_places(self, req_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Where a list of a request's token ids may begin, and where one may end."""
+        computed, awaited = self.computed(req_id) or (0, 0), self.awaited(req_id) or (0, 0)
+        return (0, computed[0], *awaited, self.local(req_id)), (computed[1], len(self.tokens(req_id)))
+
+    def with_tokens(self, first: list[int], last: list[int]) -> list[str]:
+        """The step's requests of whose token ids a list may be, by its first and last :data:`TELLING`."""
+        if self._by_tokens is None:
+            begins, ends = self._by_tokens = _ByTokens(set), _ByTokens(set)
+            for req_id in self.scheduled:
+                tokens = self.tokens(req_id)
+                starts, stops = self.token_places(req_id)
+                for at in starts:
+                    begins[tuple(tokens[at : at + TELLING])].add(req_id)
+                for at in stops:
+                    ends[tuple(tokens[max(0, at - TELLING) : at])].add(req_id)
+        begins, ends = self._by_tokens
+        found = begins.get(tuple(first), set()) | ends.get(tuple(last), set())
+        return [req_id for req_id in self.scheduled if req_id in found] if found else []
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a window has left blocks of a request of this step."""
+        seen = [self.views(req_id) for req_id in self.scheduled]  # of all: they are remembered
+        return any(len(views) > 1 for views in seen)
 
     # --- who holds a block ----------------------------------------------------------------------
 
