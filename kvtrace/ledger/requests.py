@@ -208,7 +208,7 @@ def _reset(scans: Sequence[SpoolScan], drafts: Iterable[_Draft]) -> None:
     for draft in drafts if resets else ():
         asked = next((lookup.step for lookup in draft.lookups), draft.first_step)
         resets_before = sum(step >> STEP_SHIFT == asked >> STEP_SHIFT and step < asked for step in resets)
-        draft.is_of(resets_before)
+        draft.comes_after(resets_before)
 
 
 def _unread_connectors(scan: SpoolScan) -> Iterable[Array]:
@@ -276,8 +276,9 @@ class _Draft:
                 if digest:
                     self.prefixes[digest] = row.first + i * row.stride
 
-    def is_of(self, resets: int) -> None:
-        """It was asked for after so many resets of its connector's store."""
+    def comes_after(self, resets: int) -> None:
+        """It was asked for after so many resets of its connector's store: its tokens have digests that no
+        request before the last reset has."""
         other = resets * _OF_A_RESET & _DIGEST
 
         def of(digest: int) -> int:
