@@ -142,6 +142,7 @@ RULES: tuple[Rule, ...] = (
         Rule(name, f"{_LEDGER}.{place}", off)
         for name, place, off in (
             ("metadata: what it names", "requests:Request.entries", None),
+            ("requests: what a store was made to forget", "requests:_reset", _none),
             ("slots: all reads begin within blocks", "slots.resolve:_Resolver._off", lambda *_: set()),
             ("slots: reads after the blocks went to another", "slots.late:LateReads.gone", _no_table),
             ("slots: work that came too late", "slots.resolve:_Resolver._gone_since_asked", _no_table),

@@ -204,7 +204,7 @@ def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
 def _reset(scans: Sequence[SpoolScan], drafts: Iterable[_Draft]) -> None:
     """What a connector was made to forget is nobody's beginning any more: prompts that are asked for after a
     reset have digests of their own."""
-    resets = sorted({fact.step for scan in scans for fact in scan.facts_of(facts.CacheResetFact)})
+    resets = {fact.step for scan in scans for fact in scan.facts_of(facts.CacheResetFact)}
     for draft in drafts if resets else ():
         asked = next((lookup.step for lookup in draft.lookups), draft.first_step)
         resets_before = sum(step >> STEP_SHIFT == asked >> STEP_SHIFT and step < asked for step in resets)

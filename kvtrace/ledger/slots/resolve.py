@@ -126,9 +126,11 @@ class _Resolver:
         if self._late is not None:
             for one in self._records:
                 record = one.record
-                if not record.slot_set and was_read(record.head):
+                if not was_read(record.head):
+                    continue
+                if not record.slot_set:
                     self._late.reads_unknown(one.layers, one.during)
-                elif was_read(record.head) and self._is_outer(record):
+                elif self._is_outer(record):
                     blocks = self._blocks_of(self._set(record.slot_set).full)
                     self._late.reads(one.layers, blocks, one.during)
         for one in self._records:
