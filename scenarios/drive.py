@@ -78,6 +78,8 @@ def work(llm: Any, scenario: Scenario) -> list[list[int]]:
 
     answers: list[list[int]] = []
     for part in scenario.rounds:
+        if part.forget:
+            llm.reset_prefix_cache(reset_connector=True)
         params = SamplingParams(
             temperature=0.0,
             max_tokens=part.max_tokens,

@@ -14,6 +14,7 @@ A scenario is ``scenarios/<name>.toml``:
   (all submitted at once, or one after another), ``max_tokens``, ``repeat``, ``prompt_logprobs``,
   ``abort_after`` (seconds until the client gives up), or ``abort_steps`` (engine steps until then)
   with ``aborted_at`` (tokens computed by then), ``idle_steps`` (engine steps after each batch), ``hangs``,
+  ``forget`` (before it vLLM is asked to reset its prefix cache, and the connector's store with it),
   ``part`` (streaming input: prompts in parts of so many tokens, one prompt after another; then in all
   rounds, with ``processes = "many"``)
 - ``raises``: type of the exception that ends the engine, where one does
@@ -68,6 +69,8 @@ class Round:
     """Tokens that have KV by then, all requests together."""
     hangs: bool = False
     """Its step never ends: nothing of it is in the trace of its process."""
+    forget: bool = False
+    """Before it vLLM resets its prefix cache, and the connector's store with it."""
     part: int | None = None
     """Tokens of the prompt that come at once, each part with an answer; None: all of it."""
 
@@ -235,6 +238,7 @@ def _rounds(entries: list[dict[str, Any]], seed: str) -> list[Round]:
                     aborted_at=entry.get("aborted_at", 0),
                     idle_steps=entry.get("idle_steps", 0),
                     hangs=entry.get("hangs", False),
+                    forget=entry.get("forget", False),
                     part=entry.get("part"),
                 )
             )

@@ -145,7 +145,7 @@ RULES: tuple[Rule, ...] = (
             ("requests: what a store was made to forget", "requests:_reset", _none),
             ("slots: all reads begin within blocks", "slots.resolve:_Resolver._off", lambda *_: set()),
             ("slots: reads after the blocks went to another", "slots.late:LateReads.gone", _no_table),
-            ("slots: work that came too late", "slots.resolve:_Resolver._gone_since_asked", _no_table),
+            ("slots: work that came too late", "slots.too_late:TooLate._gone_since_asked", _no_table),
             ("slots: reads of what a load fills", "slots.owners:Owners._filled", lambda *_: ()),
             ("slots: what is out of a window", "slots.resolve:_outside_windows", _no_table),
             (
@@ -190,7 +190,7 @@ RULES: tuple[Rule, ...] = (
             ("contents: another's KV", "contents.compare:_Judge._another_s", _none),
             ("contents: a load that wrote nothing", "contents.compare:_nothing_written", _none),
             ("contents: changed, and not theirs", "contents.compare:_Judge.is_its_own", _none),
-            ("slots: metadata in part, too late", "slots.resolve:_Resolver._may_be_named", _false),
+            ("slots: metadata in part, too late", "slots.too_late:TooLate._may_be_named", _false),
         )
     ),
     Rule("saves: metadata in part, other slots", _CALLS, _beside(_CALLS, _understood)),

@@ -5,6 +5,7 @@ Each class differs from :class:`chunk_store.ChunkStore` in one place; nothing he
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -284,6 +285,15 @@ class EvictingStore(ChunkStore):
             del self._held[oldest]
             for file in oldest.iterdir():
                 file.unlink()
+
+
+class ForgettingStore(ChunkStore):
+    """Forgets all it stored when vLLM asks for it."""
+
+    def reset_cache(self) -> bool:
+        for unit in self.path.iterdir():
+            shutil.rmtree(unit)
+        return True
 
 
 class DownStore(ChunkStore):

@@ -189,28 +189,46 @@ def _by_return(token: Token, grade: Grade) -> Grade:
     return min(grade, Grade.READ) if token.unequal else grade
 
 
+_BY_RETURN = Outcome(SAVED, grade=Grade.PROVED)  # whoever read it
+_STALE = Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
+
+
 def _not_saved(token: Token) -> Outcome:
     """Of a token that was computed and is not seen in the store: the first stage at which its way ended."""
     if token.silent == Blind.OUT_OF_SIGHT and not token.proved:
         return not_observed(token.silent)  # who got it back may have taken it: handed over, and not stored
-    end, grade, _, blind = min(token.stores, default=StoreResult(SaveEnd.NOT_DECLARED, Grade.DECLARED))
-    if token.stores and end == SaveEnd.PENDING:
+    return _by_its_call(token, min(token.stores)) if token.stores else _not_named(token)
+
+
+def _not_named(token: Token) -> Outcome:
+    """Of a token that no metadata names and nobody is seen to have read as its own."""
+    if token.proved and (token.for_others or (token.silent and not token.stale)):
+        return _BY_RETURN
+    if token.stale:
+        return _STALE
+    if token.silent:
+        return not_observed(token.silent)
+    return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ if token.watched else Grade.DECLARED)
+
+
+def _by_its_call(token: Token, call: StoreResult) -> Outcome:
+    """Of a token that was to be stored, or was read: of its calls the one that ended at the first stage."""
+    if call.end == SaveEnd.PENDING:
         return _PENDING
-    doubted = blind == Blind.METADATA_UNREAD  # what was read is seen, and not whether it was named
-    stale = token.stale and (doubted or end.hook_ran)
-    silent = Blind.NO if token.stores or stale else token.silent
-    unseen = silent or (not stale and (end == SaveEnd.NOT_OBSERVED or grade == Grade.NOT_OBSERVED))
-    if token.proved and (unseen or token.for_others or (token.stores and end in OTHERS_READ)):
-        return Outcome(SAVED, grade=Grade.PROVED)  # whoever read it
+    doubted = call.blind == Blind.METADATA_UNREAD  # what was read is seen, and not whether it was named
+    stale = token.stale and (doubted or call.end.hook_ran)
+    unseen = not stale and (call.end == SaveEnd.NOT_OBSERVED or call.grade == Grade.NOT_OBSERVED)
+    if token.proved and (unseen or token.for_others or call.end in OTHERS_READ):
+        return _BY_RETURN
     if stale:
-        return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
-    if silent:
-        return not_observed(silent)
+        return _STALE
     if doubted and token.watched:  # as if it were not named: nobody read it
         return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ)
     if unseen:
-        return not_observed(blind or Blind.UNTOLD, None if end == SaveEnd.NOT_OBSERVED else end)
-    return Outcome(NOT_SAVED, end, Grade.READ if token.watched and not token.stores else grade)
+        return not_observed(
+            call.blind or Blind.UNTOLD, None if call.end == SaveEnd.NOT_OBSERVED else call.end
+        )
+    return Outcome(NOT_SAVED, call.end, call.grade)
 
 
 # --- the evidence

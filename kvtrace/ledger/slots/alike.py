@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvtrace.ledger.slots.touches import Touches
+from kvtrace.ledger.slots.touches import BACKGROUND, Touches
 from kvtrace.trace import rows
 
 _NO_THREAD = (1 << 48) - 1
@@ -29,6 +29,15 @@ class Alike(NamedTuple):
     during: int
     after: bool
     used: bool
+
+    @property
+    def background(self) -> bool:
+        return bool(rows.code(self.record.head) == BACKGROUND)
+
+    @property
+    def asked_in(self) -> int:
+        """The earlier step that asked for this work in the background; 0 where it was not asked for so."""
+        return self.record.step if self.background and 0 < self.record.step < self.during else 0
 
 
 class Classes(NamedTuple):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.slots.sets import blocks_in
 from kvtrace.ledger.slots.tables import BlockTables, Holder, computed_by
 
 _NULL_BLOCK = 0
@@ -168,13 +169,6 @@ class Owners:
             )
             >= self._step
         )
-
-
-def blocks_in(runs: Iterable[Interval], size: int) -> Iterator[tuple[int, int, int]]:
-    """(block, first offset, end of the offsets) of each block that the runs touch."""
-    for start, end in runs:
-        for block in range(start // size, (end - 1) // size + 1):
-            yield block, max(start - block * size, 0), min(end - block * size, size)
 
 
 def _union(parts: Iterable[Interval]) -> tuple[Interval, ...]:

@@ -14,10 +14,11 @@ from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.accounts import Accounts
 from kvtrace.ledger.slots.alike import Alike, classes
 from kvtrace.ledger.slots.late import LateReads
-from kvtrace.ledger.slots.owners import NOBODYS, How, Owned, Owners, blocks_in
+from kvtrace.ledger.slots.owners import NOBODYS, How, Owned, Owners
 from kvtrace.ledger.slots.reads import NOTHING, Amounts, Slots, Touch
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given
+from kvtrace.ledger.slots.too_late import Late, TooLate
 from kvtrace.ledger.slots.touches import BACKGROUND, LOADING, Touches, was_read, was_written
 from kvtrace.ledger.values import replace
 from kvtrace.trace import hooks, rows
@@ -93,13 +94,9 @@ class _Resolver:
         self._given, self._requests = given, requests
         self._tables = BlockTables(given, requests, self._sizes)
         self._owners = Owners(self._tables, requests, self._sizes)
-        alone, watched = len(self._sizes) == 1, frozenset(touches.watched.tolist())
-        self._late = LateReads(given, requests, self._sizes[0], watched) if alone else None
-        self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
-        self._perhaps: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
-        """As ``_gone``, where it is not known for whom the read was; of no step."""
-        self._in_time: dict[tuple[int, int], list[Interval]] = defaultdict(list)
-        """(row of a request, layers) -> positions that threads read while its blocks were its own."""
+        watched = frozenset(touches.watched.tolist())
+        alone = LateReads(given, requests, self._sizes[0], watched) if len(self._sizes) == 1 else None
+        self._too_late = TooLate(self._tables, requests, alone, self._sizes, self._group)
         self._names = touches.names
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._found: dict[_Use, dict[tuple[int, Touch], _SlotsSoFar]] = {use: {} for use in _Use}
@@ -123,16 +120,12 @@ class _Resolver:
 
     def result(self) -> Slots:
         step = 0
-        if self._late is not None:
-            for one in self._records:
-                record = one.record
-                if not was_read(record.head):
-                    continue
-                if not record.slot_set:
-                    self._late.reads_unknown(one.layers, one.during)
-                elif self._is_outer(record):
-                    blocks = self._blocks_of(self._set(record.slot_set).full)
-                    self._late.reads(one.layers, blocks, one.during)
+        for one in self._records:
+            if was_read(one.record.head):
+                if not one.record.slot_set:
+                    self._too_late.reads_unknown(one)
+                elif self._is_outer(one):
+                    self._too_late.reads(one, self._set(one.record.slot_set).full)
         for one in self._records:
             if one.during != step:
                 step = one.during
@@ -144,8 +137,8 @@ class _Resolver:
             reads=self._by_request(_Use.READ),
             writes=self._by_request(_Use.WRITTEN),
             aimed=self._by_request(_Use.AIMED),
-            late=_by_row(self._gone),
-            perhaps_late=_by_row(self._perhaps),
+            late=self._by_row(self._too_late.gone),
+            perhaps_late=self._by_row(self._too_late.perhaps),
             amounts={
                 (at, column): found
                 for (at, layers), found in self._amounts.items()
@@ -179,8 +172,7 @@ class _Resolver:
 
     def _add(self, one: Alike) -> None:
         record, layers, step = one.record, one.layers, one.during
-        code = rows.code(record.head)
-        background = code == BACKGROUND
+        code, background = rows.code(record.head), one.background
         read, wrote = bool(was_read(record.head)), bool(was_written(record.head))
         if not record.slot_set:
             if wrote:
@@ -192,7 +184,7 @@ class _Resolver:
             if read:
                 self._none.add((record.step or step, layers))
             return
-        outer = self._is_outer(record)
+        outer = self._is_outer(one)
         if read:
             (self._wholly if record.slots else self._partly).add((record.step or step, layers))
         whole = self._set(record.slot_set).full
@@ -203,7 +195,7 @@ class _Resolver:
         if read and outer:
             self._count(record, layers, step, owned)
             self._sets_read[layers].add(record.slot_set)
-        late = self._too_late(one, whole) if read and outer else ()
+        late = self._too_late.found(one, whole) if read and outer else ()
         if read:
             account, to, over = self._accounts.of(record.call)
             for row, positions, stale in owned.requests:
@@ -211,10 +203,10 @@ class _Resolver:
                 touch = Touch(
                     step, 0, 0, positions, stale, background,
                     account=account, late_for=others, sent_to=to, over=over,
-                    overdue=background and 0 < record.step < step,
+                    overdue=one.asked_in > 0,
                 )  # fmt: skip
                 if background and not others:
-                    self._in_time[row, layers] += positions
+                    self._too_late.in_time(one, row, positions)
                 self._gather(_Use.READ, row, touch, one)
             for row, positions in owned.aimed:
                 self._gather(_Use.AIMED, row, Touch(step, 0, 0, positions, (), background), one)
@@ -236,100 +228,22 @@ class _Resolver:
         if (record.call, layers) not in self._wrote:
             self._blind_writes[layers] = step
 
-    def _is_outer(self, record: rows.SlotsTouched) -> bool:
-        return bool(rows.code(record.head) == BACKGROUND or rows.detail(record.head) == self._outer)
-
-    def _blocks_of(self, runs: tuple[Interval, ...]) -> frozenset[int]:
-        return frozenset(block for block, _, _ in blocks_in(runs, self._sizes[0]))
+    def _is_outer(self, one: Alike) -> bool:
+        return one.background or bool(rows.detail(one.record.head) == self._outer)
 
     def _written_for(self, one: Alike, runs: tuple[Interval, ...]) -> list[tuple[int, tuple[Interval, ...]]]:
         """For which request's positions slots were written: those that held the blocks when the work was
         asked for, whoever has them by now; where that is not known those that have them."""
         group, code = self._group[one.layers], rows.code(one.record.head)
         meant: dict[int, list[Interval]] = defaultdict(list)
-        for _, row, part in self._asked_for(one, runs):
+        for _, row, part in self._tables.held_then(group, runs, one.asked_in) if one.asked_in else ():
             meant[row].append(part)
         if meant:
             return [(row, tuple(union(positions))) for row, positions in meant.items()]
         # What is written into a block is for whom it was given to, whatever it held before.
-        how = How(code == BACKGROUND, code == hooks.SAVE_LAYER.code, False)
+        how = How(one.background, code == hooks.SAVE_LAYER.code, False)
         owned = self._owners.of(runs, group, True, how)
         return [(row, tuple(union([*fine, *beyond]))) for row, fine, beyond in owned.requests]
-
-    def _asked_for(self, one: Alike, runs: tuple[Interval, ...]) -> Iterator[tuple[int, int, Interval]]:
-        """(block, row of a request, its positions) of those that had the blocks when an earlier step asked
-        for this work in the background; none where it was not asked for so."""
-        record, group = one.record, self._group[one.layers]
-        if rows.code(record.head) != BACKGROUND or not 0 < record.step < one.during:
-            return
-        size = self._sizes[group]
-        for block, low, high in blocks_in(runs, size):
-            for holder in self._tables.held_in(group, block, record.step):
-                yield block, holder.row, (holder.place * size + low, holder.place * size + high)
-
-    def _too_late(self, one: Alike, runs: tuple[Interval, ...]) -> tuple[int, ...]:
-        """The requests for which a read of these slots came too late."""
-        gone = self._gone_since_asked(one, runs)
-        if not gone and self._late is not None:
-            blocks = self._blocks_of(runs)
-            here = {block: {holder.row for holder in self._tables.holders(0, block)} for block in blocks}
-            if not self._may_be_named({row for holders in here.values() for row in holders}):
-                gone = self._late.gone(one.layers, blocks, one.during, lambda row, block: row in here[block])
-            elif (
-                rows.code(one.record.head) == BACKGROUND
-                and not one.record.step
-                and self._late.reads_more_than_once
-            ):
-                self._perhaps_late(one, here)
-        for row, positions in gone.items():
-            self._gone[row, one.during, tuple(union(positions))] |= self._masks[one.layers]
-        return tuple(gone)
-
-    def _perhaps_late(self, one: Alike, here: Mapping[int, set[int]]) -> None:
-        """A thread reads blocks, and no metadata that is understood, nor who asked for it, says for whom: it
-        may be for those who had the blocks before, and of whom they were not read.
-
-        Args:
-            here: block -> rows of the requests that have it.
-        """
-        size = self._sizes[0]
-        for block, rows_here in here.items():
-            for holder in self._tables.held_before(0, block):
-                part = holder.place * size, (holder.place + 1) * size
-                in_time = self._in_time[holder.row, one.layers]
-                read = any(start < part[1] and end > part[0] for start, end in in_time)
-                if not read and holder.row not in rows_here and self._may_be_named({holder.row}):
-                    self._perhaps[holder.row, 0, (part,)] |= self._masks[one.layers]
-
-    def _may_be_named(self, rows: set[int]) -> bool:
-        """Whether what is not understood of the metadata may name the blocks of a request that has them."""
-        return any(self._requests[row].unread for row in rows)
-
-    def _gone_since_asked(self, one: Alike, runs: tuple[Interval, ...]) -> dict[int, list[Interval]]:
-        """What the work of a thread came too late for, where the step is known that asked for it: row of a
-        request that had the blocks then, and was named -> its positions whose blocks hold another one's
-        tokens by now. What was read in time is not too late: a thread may do later work as well."""
-        gone: dict[int, list[Interval]] = defaultdict(list)
-        group = self._group[one.layers]
-        for block, row, part in self._asked_for(one, runs):
-            former = None if one.after else self._tables.before(group, block)
-            holders = self._tables.holders(group, block) if former is None else former
-            there = {holder.row for holder in holders}
-            if there and row not in there and self._is_wanted(row, part, one.layers, one.record.step):
-                gone[row].append(part)
-        return gone
-
-    def _is_wanted(self, row: int, part: Interval, layers: int, step: int) -> bool:
-        """Whether a step is known to want a part of a request that no thread has read in this layer: metadata
-        up to it names it; of metadata that can't be read: the step computed some of the request."""
-        request = self._requests[row]
-        named = any(
-            entry.step <= step and entry.start <= part[0] < entry.start + entry.slots
-            for entry in request.entries
-        )
-        if not named and not (request.unread and any(chunk.step == step for chunk in request.chunks)):
-            return False
-        return not any(start < part[1] and end > part[0] for start, end in self._in_time[row, layers])
 
     def _gather(self, use: _Use, row: int, touch: Touch, one: Alike) -> None:
         """``touch``: without its time and its layers."""
@@ -377,14 +291,14 @@ class _Resolver:
             found[row].append(replace(touch, t=gathered.t, columns=gathered.columns))
         return dict(found)
 
-
-def _by_row(
-    gone: Mapping[tuple[int, int, tuple[Interval, ...]], int],
-) -> dict[int, list[tuple[int, int, tuple[Interval, ...]]]]:
-    found: dict[int, list[tuple[int, int, tuple[Interval, ...]]]] = defaultdict(list)
-    for (row, step, positions), columns in gone.items():
-        found[row].append((step, columns, positions))
-    return dict(found)
+    def _by_row(
+        self, late: Mapping[Late, set[int]]
+    ) -> dict[int, list[tuple[int, int, tuple[Interval, ...]]]]:
+        """(row, step, positions) -> layers, as row -> (step, columns, positions)."""
+        found: dict[int, list[tuple[int, int, tuple[Interval, ...]]]] = defaultdict(list)
+        for (row, step, positions), layers in late.items():
+            found[row].append((step, sum(self._masks[one] for one in layers), positions))
+        return dict(found)
 
 
 def _known_tables(given: Sequence[Given], sizes: Sequence[int]) -> dict[int, int]:

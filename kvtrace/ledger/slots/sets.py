@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,3 +40,10 @@ def _runs(text: str) -> tuple[Interval, ...]:
         if first.isdecimal() and count.isdecimal() and int(first) < _MOST and 0 < int(count) < _MOST:
             found.append((int(first), int(first) + int(count)))
     return tuple(found)
+
+
+def blocks_in(runs: Iterable[Interval], size: int) -> Iterator[tuple[int, int, int]]:
+    """(block, first offset, end of the offsets) of each block that the runs touch."""
+    for start, end in runs:
+        for block in range(start // size, (end - 1) // size + 1):
+            yield block, max(start - block * size, 0), min(end - block * size, size)

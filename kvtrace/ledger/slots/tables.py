@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.slots.sets import blocks_in
 from kvtrace.ledger.steps import NEVER
 from kvtrace.trace import rows
 from kvtrace.trace.format import Flag
@@ -94,6 +96,15 @@ class BlockTables:
         past = self._past.get((group, block), [])
         at = bisect_right(past, step, key=lambda one: one[0])
         return past[at - 1][1] if at else ()
+
+    def held_then(
+        self, group: int, runs: tuple[Interval, ...], step: int
+    ) -> Iterator[tuple[int, int, Interval]]:
+        """(block, row of a request, its positions) of those who held these slots after an earlier step."""
+        size = self._sizes[group]
+        for block, low, high in blocks_in(runs, size):
+            for holder in self.held_in(group, block, step):
+                yield block, holder.row, (holder.place * size + low, holder.place * size + high)
 
     def held_before(self, group: int, block: int) -> set[Holder]:
         """Who has a block, and the last ones who had it."""
