@@ -314,7 +314,8 @@ def _sentences(text: str, most: int) -> str:
     """The sentences of `text` that fit `most` characters; one at least, and each of them whole."""
     shown, *rest = _SENTENCE.split(text)
     for sentence in rest:
-        if len(shown) + 1 + len(sentence) > most:
+        quoting = shown.count('"') % 2  # the end of a sentence that is quoted is no end
+        if len(shown) + 1 + len(sentence) > most and not quoting:
             break
         shown += f" {sentence}"
     return shown

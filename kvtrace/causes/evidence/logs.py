@@ -74,6 +74,11 @@ def logs_in(case: Case, hooks: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(log_line(line) for line in lines))[:_MOST]
 
 
+def see_why_logged(case: Case, hooks: Iterable[str]) -> list[str]:
+    """A remedy: what the connector itself warned of there."""
+    return [f"see why {line}" for line in logs_in(case, hooks)[:1]]
+
+
 def of_engine(engine: Engine, lines: Iterable[LogLine]) -> list[LogLine]:
     """Log lines of an engine's processes, and of its steps where they name one."""
     pids = {engine.pid, *(worker.pid for worker in engine.workers)}

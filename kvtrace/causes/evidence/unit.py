@@ -363,6 +363,8 @@ def _without_stores(fits: list[_Candidate], offered: bool, silent: Sequence[Samp
         return None
     known = [fit for fit in fits if fit.related or fit.only]
     possible = [fit for fit in known if all(_below(sample, fit) for sample in silent)]
+    called = [fit for fit in possible if any(map(_says_unit, (*fit.extra, *fit.attributes)))]
+    possible = called if len(called) == 1 else possible  # of several the one that is called a unit
     if len(possible) == 1:
         return possible[0] if offered or possible[0].may_be_unit else None
     # Prompts in the metadata with 0 slots: they are rounded to nothing, and less than a

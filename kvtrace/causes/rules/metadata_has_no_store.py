@@ -47,13 +47,14 @@ def rule(case: Case) -> Results:
         return
     engine = case.engines[rows[0].engine]
     name = engine.connector_name
-    of_engine = case.of_engine(engine.tag)
+    tags = dict.fromkeys(r.engine for r in rows)
+    of_engine = [r for tag in tags for r in case.of_engine(tag)]
     without = [r for r in rows if not r.entries]
     stored = [r for r in of_engine if r.stored_end]
     here = {r.row for r in rows}
     other = [r for r in stored if r.row not in here]
     affected = of_all(len(rows), len(of_engine), "prompt")
-    unknown = case.units.get(engine.tag) is None
+    unknown = any(case.units.get(tag) is None for tag in tags)
     across = _across_chunks(case, rows)
     lengths = sorted({r.prompt for r in rows})
     spread = " to ".join(count(n) for n in (lengths[0], lengths[-1])[: len(lengths)])

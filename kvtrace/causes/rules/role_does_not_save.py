@@ -1,11 +1,12 @@
-"""role-does-not-save: kv_consumer, or no hook that saves, and no store in any metadata."""
+"""role-does-not-save: kv_consumer, or no hook that saves, and nothing saved."""
 
 from __future__ import annotations
 
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.run import Connector, Engine
-from kvtrace.words import count, listed
+from kvtrace.trace.format import STEP_SHIFT
+from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
     id="role-does-not-save",
@@ -13,12 +14,13 @@ CAUSE = Cause(
     severity=LIMIT,
     ledger=SAVES,
     meaning=(
-        "As kv_consumer, or on a rank that it leaves out, the connector offered no store in this run. Or it "
-        "is made to load alone."
+        "As kv_consumer, or on a rank that it leaves out, the connector stored nothing in this run. Or it is "
+        "made to load alone."
     ),
     seen_as=(
-        "kv_role, and no store entry in any metadata of the run. Or the same of a connector that loads: its "
-        "save_kv_layer and wait_for_save are empty, and it has no get_finished."
+        "kv_role kv_consumer, and no store entry in any metadata of the run, or none whose slots were read "
+        "(a consumer promises none). Or no store entry of a connector that loads: its save_kv_layer and "
+        "wait_for_save are empty, and it has no get_finished."
     ),
     remedy='If this engine should save, set "kv_role" to "kv_both" or "kv_producer".',
     about_calls=False,
@@ -26,13 +28,19 @@ CAUSE = Cause(
 
 
 def only_reads(case: Case, engine: Engine) -> bool:
+    if engine.role == "kv_consumer" and not (engine.store_entries and _reads(case, engine)):
+        return True  # what its metadata names for storing, its workers may leave
     if engine.store_entries:
         return False
-    if engine.role == "kv_consumer":
-        return True
     if _without_kv(engine):
         return True
     return not engine.unknown_steps and engine.tag in case.once("loads alone", lambda: _loads_alone(case))
+
+
+def _reads(case: Case, engine: Engine) -> bool:
+    """Whether anything is known, or said, to be saved of it, or was read for a save."""
+    told = case.seen_saves | case.declared_saves
+    return engine.tag in told or any(step >> STEP_SHIFT == engine.tag for step in case.read_steps)
 
 
 def _without_kv(engine: Engine) -> bool:
@@ -74,15 +82,23 @@ def rule(case: Case) -> Results:
         if any(engine.role != "kv_consumer" for engine in reading):
             yield _made_to_load(case, reading, steps)
             return
+        entries = sum(engine.store_entries for engine in reading)
+        asked = plural(sum(engine.requests for engine in reading), "request")
+        names = f"{plural(entries, 'store')}, of which nothing was read" if entries else "no store"
         yield case.finding(
             CAUSE,
-            "kv_role is kv_consumer, and no metadata of this run names a store.",
+            "kv_role is kv_consumer, and "
+            + (
+                "no hook read what its metadata names."
+                if entries
+                else "no metadata of this run names a store."
+            ),
             evidence=[
-                f"kv_role is kv_consumer; the metadata of {count(steps)} steps names no store, for "
-                f"{count(sum(e.requests for e in reading))} requests"
+                f"kv_role is kv_consumer; the metadata of {count(steps)} steps names {names}, for {asked}"
             ],
             events=case.events(CAUSE),
-            headline="this engine runs as kv_consumer, and its connector offered no store",
+            headline="this engine runs as kv_consumer, and its connector "
+            + ("saved nothing" if entries else "offered no store"),
         )
         return
     configured = [engine for engine in case.run.engines if engine.configured]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import unstored
-from kvtrace.causes.evidence.logs import logs_in
+from kvtrace.causes.evidence.logs import logs_in, see_why_logged
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.ledger.reported import SAVE_HOOKS
 from kvtrace.words import count, percent, plural
@@ -47,6 +47,7 @@ def rule(case: Case) -> Results:
             events=case.events(CAUSE),
             headline=f"the save hook read {what} that its metadata names",
             remedy=[
+                *see_why_logged(case, SAVE_HOOKS),
                 "copy the whole of each slot: all heads that this rank has, K and V (of MLA the rope, too)"
                 if trust.parts
                 else "see whether the save hook goes through all that its metadata names (a loop that ends "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unstored
 from kvtrace.causes.evidence.loads import OF_ITS_GROUP
-from kvtrace.causes.evidence.logs import exception_line, logs_in
+from kvtrace.causes.evidence.logs import exception_line, logs_in, see_why_logged
 from kvtrace.causes.rule import (
     FAULT,
     SAVES,
@@ -117,6 +117,7 @@ def _finding(case: Case) -> Finding:
                 f"mend first what {one.hook} caught at {one.where}: the hooks may return early without it"
                 for one in caught[:1]
             ),
+            *see_why_logged(case, SAVE_HOOKS),
             *([OF_ITS_GROUP] if some and _in_groups(case) else []),
             "look at what save_kv_layer, or wait_for_save, does with the metadata: an early return (at a "
             "limit, too), an empty slot mapping, a filter by rank or layer; in a wrapper, whether these and "
