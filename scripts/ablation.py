@@ -199,6 +199,7 @@ RULES: tuple[Rule, ...] = (
     Rule("saves: what orders nothing", f"{_LEDGER}.topology:_names_no_order", _false),
     Rule("causes: the unit, of so many blocks", "kvtrace.causes.evidence.unit:_of_blocks", _none),
     Rule("contents: across salts", f"{_LEDGER}.contents.compare:_Judge.of_another_salt", _false),
+    Rule("causes: the unit, of what is found", "kvtrace.causes.evidence.unit:_found", _nothing),
     Rule("causes: what workers take back", "kvtrace.causes.evidence.unstored:answered", _false),
     Rule("causes: caught at the start", f"{_RULES}.stored_nothing:at_start", _nothing),
     Rule("causes: the unit, of own entries", "kvtrace.causes.case:_own", lambda _, taken: taken),

@@ -406,6 +406,7 @@ def _sample(case: Case, request: CaseRequest) -> Sample:
         heard=not another
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if loaded else _own(request, _reach(case, request)),
+        found=request.local + request.offered if request.offered > 0 and not request.saved else None,
     )
 
 

@@ -109,6 +109,27 @@ def test_empty_files_prove_that_nothing_was_stored(tmp_path: Path) -> None:
     assert "wrote almost nothing" in said(diagnosis, "stored-nothing")
 
 
+def test_a_consumer_may_leave_what_its_metadata_names(tmp_path: Path) -> None:
+    """LMCache#1779: the scheduler's side names stores for any role, and a consumer's workers return at once."""
+    diagnosis = analyse(watched(tmp_path, [64, 128], measure=lambda *_: 0, role="kv_consumer"))
+    assert ids(diagnosis) == ["role-does-not-save"]
+    assert tokens(diagnosis) == {"not-saved:role-does-not-save": 192}
+    assert "of which nothing was read" in said(diagnosis, "role-does-not-save")
+    some = watched(
+        tmp_path, [64, 128], measure=lambda n, *_: 0 if n == 2 else 64, role="kv_consumer", name="b"
+    )
+    assert ids(analyse(some)) == ["stored-nothing"]
+
+
+def test_what_the_hook_logged_is_the_first_remedy(tmp_path: Path) -> None:
+    sim = watched(tmp_path, [64], measure=lambda *_: 0)
+    log = {"hook": "save_kv_layer", "step": sim.step_id, "logger": "pool", "level": "WARNING",
+           "message": "no memory: KV will not be stored", "count": 2}  # fmt: skip
+    sim.workers[0].fact(Fact.LOG, log)
+    found = the(analyse(sim), "stored-nothing")
+    assert found.remedy[0].startswith('See why save_kv_layer logged "no memory: KV will not be stored"')
+
+
 def test_silence_in_every_watched_call_is_nothing_stored(tmp_path: Path) -> None:
     diagnosis = analyse(watched(tmp_path, [64, 128], measure=lambda *_: 0))
     assert ids(diagnosis) == ["stored-nothing"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from diagnosed import analyse, graded, ids, prompts, ruled_out, served, the, tokens
+from diagnosed import analyse, graded, ids, prompts, ruled_out, said, served, the, tokens
 from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
 
 from kvtrace.causes import diagnose
@@ -125,6 +125,25 @@ def test_a_large_number_is_no_unit_for_its_size_alone(
     that of max_num_batched_tokens, and by chance or not? That it is the unit its name says."""
     sim = served(tmp_path, [60, 90], Policy(nothing), batched=4096, ints=ints)
     assert ids(analyse(sim)) == [cause]
+
+
+@pytest.mark.parametrize(
+    ("other", "cause"),
+    [("max_local_chunks", "below-save-granularity"), ("segment_size", "metadata-has-no-store")],
+)
+def test_prompts_rounded_to_nothing_are_by_what_is_called_a_unit(
+    tmp_path: Path, other: str, cause: str
+) -> None:
+    """Each prompt is in the metadata with no slot; two numbers are larger than all prompts (LMCache#4094)."""
+    sim = served(tmp_path, [60, 90], Rounding(544).policy(), ints={"chunk_size": 544, other: 9000})
+    assert ids(analyse(sim)) == [cause]
+
+
+def test_prompts_of_several_engines_are_counted_together(tmp_path: Path) -> None:
+    first, second = Sim(tmp_path, tag=1, pid=100), Sim(tmp_path, tag=2, pid=200)
+    for at, sim in enumerate((first, second)):
+        sim.serve(prompts([60, 90], start=1 + 2 * at), Policy(nothing))
+    assert "of all 4 prompts" in said(analyse(first, second), "metadata-has-no-store")
 
 
 @pytest.mark.parametrize(("batched", "ints", "both"), [(128, {}, True), (128, {"_max_batch": 128}, False)])

@@ -146,6 +146,28 @@ def test_incomplete_stores_give_a_unit_only_by_different_tails(tmp_path: Path) -
     assert found is not None and found.kind == "block_size"
 
 
+@pytest.mark.parametrize(
+    ("hits", "unit"),
+    [
+        ([(300, 256), (170, 128), (130, 128), (64, 63)], 64),
+        ([(300, 288), (170, 160), (130, 128)], 32),
+        ([(300, 256), (170, 96), (130, 128)], None),  # the second one shares no more with another prompt
+        ([(300, 256)], None),
+    ],
+    ids=["whole units", "whole blocks", "a part", "one prompt alone"],
+)
+def test_what_is_found_tells_the_unit_it_was_stored_in(
+    tmp_path: Path, hits: list[tuple[int, int]], unit: int | None
+) -> None:
+    """A store from an earlier run holds all that this engine computes; the last token is never loaded."""
+    samples = [
+        Sample(prompt, (), explained=True, after_empty=False, first_chunk=None, found=found)
+        for prompt, found in hits
+    ]
+    found = infer_unit(run_of(tmp_path, chunk_size=64).engines[0], samples, [])
+    assert (found.value if found else None) == unit
+
+
 def test_what_was_kept_of_a_prompt() -> None:
     assert _kept([], 128, 2, True) == Kept(128)
     assert _kept([(96, 128, 2)], 128, 2, True) == Kept(96)

@@ -135,6 +135,12 @@ def test_no_remedy_is_cut_within_a_sentence(path: Path) -> None:
         assert whole.startswith(said[1]) and (whole == said[1] or said[1].endswith("."))
 
 
+def test_a_quoted_sentence_is_not_cut_in_the_middle() -> None:
+    report: Any = recorded(ROOT / "reports" / "vllm-0.32.0-cpu" / "hook-raised.json")
+    report["findings"][0]["remedy"] = ['See why it logged "No memory. It is not stored." ' + "(long) " * 40]
+    assert '"No memory. It is not stored."' in " ".join(shown(report).split())
+
+
 def test_evidence_of_the_first_finding_stands_where_it_fits() -> None:
     report = recorded(ROOT / "reports" / "vllm-0.32.0-cpu" / "hook-raised.json")
     text = " ".join(shown(report, Screen(120)).split())

@@ -74,6 +74,7 @@ class Sample:
     first_chunk: int | None  # step of its first chunk where several computed it
     heard: bool = True  # its stores, or that it has none, are known
     taken: int | None = None  # how far its prompt was seen to be kept, and no further
+    found: int | None = None  # how far it was found, where nothing of it was stored here
 
     @property
     def first_chunk_only(self) -> bool:
@@ -164,7 +165,7 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
 
     What was seen to be kept, as far as a request's own entries reach, goes before what the metadata names,
     which may be read wrongly. Of a request whose stores are not all known, the stores count only where no
-    other request tells anything.
+    other request tells anything; and what is found of prompts where nothing else does.
     """
     unsure = [sample for sample in samples if sample.stores and not sample.heard]
     samples = [sample for sample in samples if sample.heard]
@@ -184,6 +185,9 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     silent = [sample for sample in samples if not sample.stores and not sample.explained]
     if not (decided or silent) and _agree(unsure):
         return _infer(engine, unsure, (), command)
+    found = _found(samples)
+    if not (decided or silent or unsure) and len({sample.prompt for sample in found}) >= _LEAST_LENGTHS:
+        return _infer(engine, found, (), command)
     return _infer(engine, decided, silent, command)
 
 
@@ -212,6 +216,17 @@ def _whole(sample: Sample) -> Sample:
         end = max(end, *(store.end for store in sample.stores), 0)
     kept = StoredUnits(step=0, slots=end, tokens=-1, start=0, available=there)
     return replace(sample, stores=(kept,), first_chunk=sample.first_chunk if once else None)
+
+
+def _found(samples: Sequence[Sample]) -> list[Sample]:
+    """Of those with a hit, what was found as their one store. Of a hit that lacks the last token alone, which
+    is never loaded, it is not known whether that is stored."""
+    hits = [(sample, sample.found) for sample in samples if sample.found]
+    return [
+        replace(sample, stores=(StoredUnits(0, end, -1, 0, sample.prompt),), first_chunk=None)
+        for sample, end in hits
+        if end != sample.prompt - 1
+    ]
 
 
 def _infer(
@@ -363,13 +378,15 @@ def _without_stores(fits: list[_Candidate], offered: bool, silent: Sequence[Samp
         return None
     known = [fit for fit in fits if fit.related or fit.only]
     possible = [fit for fit in known if all(_below(sample, fit) for sample in silent)]
-    called = [fit for fit in possible if any(map(_says_unit, (*fit.extra, *fit.attributes)))]
-    possible = called if len(called) == 1 else possible  # of several the one that is called a unit
     if len(possible) == 1:
         return possible[0] if offered or possible[0].may_be_unit else None
-    # Prompts in the metadata with 0 slots: they are rounded to nothing, and less than a
-    # block is less than any of the larger units too.
-    return next((fit for fit in possible if fit.block), None) if offered else None
+    if not offered:
+        return None
+    # Prompts in the metadata with 0 slots: they are rounded to nothing, by the one that is called a unit; and
+    # less than a block is less than any of the larger units too.
+    called = [fit for fit in possible if any(map(_says_unit, (*fit.extra, *fit.attributes)))]
+    blocks = [fit for fit in possible if fit.block]
+    return blocks[0] if blocks else called[0] if len(called) == 1 else None
 
 
 def _named(candidate: _Candidate, engine: Engine, command: Sequence[str]) -> Unit:
