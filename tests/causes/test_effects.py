@@ -110,7 +110,7 @@ def test_empty_files_prove_that_nothing_was_stored(tmp_path: Path) -> None:
 
 
 def test_a_consumer_may_leave_what_its_metadata_names(tmp_path: Path) -> None:
-    """LMCache#1779: the scheduler's side names stores for any role, and a consumer's workers return at once."""
+    """LMCache#1779: the scheduler's side names stores for any role; a consumer's workers return at once."""
     diagnosis = analyse(watched(tmp_path, [64, 128], measure=lambda *_: 0, role="kv_consumer"))
     assert ids(diagnosis) == ["role-does-not-save"]
     assert tokens(diagnosis) == {"not-saved:role-does-not-save": 192}
