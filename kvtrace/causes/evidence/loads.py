@@ -66,11 +66,12 @@ def kept_by_then(case: Case, row: LoadOf) -> KeptBefore | None:
     return _most_kept(case, row, {row.engine: ""}, Grade.DECLARED)
 
 
-def stored_elsewhere(case: Case) -> list[KeptBefore]:
-    """Of :func:`missed_elsewhere` those that another engine had stored, at a place to which both write."""
+def saved_elsewhere(case: Case) -> list[KeptBefore]:
+    """Of :func:`missed_elsewhere` those that another engine had saved, at a place to which both write. That
+    is not seen in all bytes there: who does not find them writes the same files anew."""
     near = _writes_to_same(case)
     asked = (row for row in missed_elsewhere(case) if row.engine in near)
-    known = (_most_kept(case, row, near[row.engine], Grade.WRITTEN) for row in asked)
+    known = (_most_kept(case, row, near[row.engine], Grade.READ) for row in asked)
     return [one for one in known if one is not None]
 
 

@@ -29,7 +29,7 @@ CAUSE = Cause(
         "request with the same tokens is looked up and gets the answer 0. "
         "Or no lookup of the run finds anything, though prompts were saved and left the process, or are not "
         "stored again. A choice to confirm where the connector was seen to remove or empty files that it "
-        "wrote, where it does find other prompts that it saved, or where another engine stored them, at a "
+        "wrote, where it does find other prompts that it saved, or where another engine saved them, at a "
         "place to which both write."
     ),
     remedy=(
@@ -49,7 +49,7 @@ def rule(case: Case) -> Results:
         yield _unfound(case, never)
         return
     if not lost:
-        if others := loads.stored_elsewhere(case):
+        if others := loads.saved_elsewhere(case):
             yield _of_other_engines(case, others)
             return
         if apart := loads.missed_elsewhere(case):
@@ -240,7 +240,7 @@ def _of_other_engines(case: Case, missed: list[loads.KeptBefore]) -> Finding:
     lookups = of_all(len(missed), len(loads.missed_elsewhere(case)), "lookup")
     stored_again = sum(case.requests[row.request].saved > 0 for row in rows)
     evidence = [
-        f"both write at or below {one.place}: {one.by.id} had stored {count(one.tokens)} tokens and was "
+        f"both write at or below {one.place}: {one.by.id} had saved {count(one.tokens)} tokens and was "
         f"over; the lookup of {one.row.id}, which begins alike, answered 0"
         for one in missed[:1]
     ]
@@ -249,7 +249,7 @@ def _of_other_engines(case: Case, missed: list[loads.KeptBefore]) -> Finding:
     return loads.finding(
         case,
         CAUSE,
-        f"{_connectors(case, [(row, '', 0) for row in rows])} does not find what another engine stored at "
+        f"{_connectors(case, [(row, '', 0) for row in rows])} does not find what another engine saved at "
         f"the same place: {lookups} of prompts that begin alike answered 0 ({plural(tokens, 'token')} "
         "computed again). Is each engine meant to keep to itself?",
         severity=LIMIT,
@@ -258,11 +258,11 @@ def _of_other_engines(case: Case, missed: list[loads.KeptBefore]) -> Finding:
         grade=min((one.by.grade for one in missed if one.by.grade is not None), default=None),
         evidence=evidence,
         events=[
-            Event(one.row.id, one.row.step, f"{count(one.tokens)} tokens stored by {one.by.id}; lookup 0")
+            Event(one.row.id, one.row.step, f"{count(one.tokens)} tokens saved by {one.by.id}; lookup 0")
             for one in missed[:3]
         ],
         remedy=[_ALIKE_IN_EACH, _BLOCK_HASHES],
-        headline="what another engine stored at the same place is not found",
+        headline="what another engine saved at the same place is not found",
     )
 
 
