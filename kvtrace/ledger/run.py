@@ -215,6 +215,12 @@ class Connector(documents.ConnectorFact):
         return known and not any(self.does(hook) for hook in hooks.COPYING)
 
     @property
+    def saves_nowhere(self) -> bool:
+        """Whether it has no hook on a worker that could save, as far as its code says."""
+        empty = {"save_kv_layer", "wait_for_save"} <= set(self.noop) and "get_finished" not in self.overrides
+        return empty or self.without_kv
+
+    @property
     def saves_per_layer(self) -> bool:
         """False where ``save_kv_layer`` does nothing: saves are judged at ``wait_for_save``."""
         return self.does(hooks.SAVE_LAYER)
@@ -326,6 +332,13 @@ class Engine:
     def mute(self) -> bool:
         """Whether vLLM can hear of no end of its connector's transfers."""
         return self.connector is not None and self.connector.mute
+
+    @property
+    def only_loads(self) -> bool:
+        """Whether by its role, or by its code, nobody can expect its connector to save."""
+        makers = [worker.connector for worker in self.workers]
+        nowhere = bool(makers) and all(one is not None and one.saves_nowhere for one in makers)
+        return self.role == "kv_consumer" or nowhere
 
     @property
     def answers_back(self) -> bool:

@@ -138,6 +138,16 @@ def test_a_loss_of_all_is_told_of_the_one_that_came_furthest(tmp_path: Path, nam
     assert sum(found.values()) == 4
 
 
+@pytest.mark.parametrize("unit", [32, 0], ids=["a rest", "nothing offered"])
+def test_one_that_only_loads_loses_nothing_for_another(tmp_path: Path, unit: int) -> None:
+    """vllm#46865: why a prompt is not stored is told of the one that could have."""
+    names, roles = ["Reader", "Writer"], {"Reader": "kv_consumer"}
+    sim = Several(tmp_path / "run", names, roles=roles, kv_blocks=64)
+    diagnosis = analyse(served(sim, {"Reader": 0, "Writer": unit}, ["Writer"] if unit else []))
+    assert {one.connector for one in diagnosis.findings} == {"Writer"}
+    assert ids(diagnosis) == ["below-save-granularity" if unit else "metadata-has-no-store"]
+
+
 def test_those_nested_deeper_have_the_way_to_them_as_their_name(tmp_path: Path) -> None:
     sim = Several(tmp_path / "run", ["Near", "MultiConnector"], nested=["Disk", "Net"], kv_blocks=64)
     served(sim, {"Near": 32, "Disk": 32, "Net": 32}, ["Near", "Disk", "Net"])

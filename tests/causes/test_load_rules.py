@@ -102,7 +102,7 @@ def test_another_engine_stored_it_at_the_same_place(tmp_path: Path, same_place: 
         return
     finding = the(diagnosis, "key-mismatch")
     assert (finding.severity, finding.tokens, finding.requests) == (LIMIT, 128, 1)
-    assert "both write at or below /srv/0: r0 had stored 128 tokens and was over" in words(finding)
+    assert "both write at or below /srv/0: r0 had saved 128 tokens and was over" in words(finding)
     assert finding.evidence[1] == "stored again: the only such prompt" and "hashlib" in finding.remedy[0]
 
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kvtrace.agent.steps.block_tables import runs
@@ -735,10 +736,13 @@ class Sim:
 
 class Several(Sim):
     """A connector that holds others, on one rank: ``names`` of their classes; ``nested``: the names of those
-    inside the last of them."""
+    inside the last of them; ``roles``: of those that are not kv_both."""
 
-    def __init__(self, run_dir: Path, names: Sequence[str], nested: Sequence[str] = (), **more: Any) -> None:
-        configured = [{"kv_connector": name, "kv_role": "kv_both"} for name in names]
+    def __init__(
+        self, run_dir: Path, names: Sequence[str], nested: Sequence[str] = (),
+        roles: Mapping[str, str] = MappingProxyType({}), **more: Any,
+    ) -> None:  # fmt: skip
+        configured = [{"kv_connector": name, "kv_role": roles.get(name, "kv_both")} for name in names]
         super().__init__(run_dir, connector="MultiConnector", extra={"connectors": configured}, **more)
         leaves = [*names[:-1], *nested] if nested else names
         self.inner = {name: (self.tag * 10 + 2 + i, self.tag * 10 + 12 + i) for i, name in enumerate(leaves)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
-from kvtrace.ledger.run import Connector, Engine
+from kvtrace.ledger.run import Engine
 from kvtrace.trace.format import STEP_SHIFT
 from kvtrace.words import count, listed, plural
 
@@ -58,14 +58,8 @@ def _loads_alone(case: Case) -> frozenset[int]:
         for engine in case.run.engines
         if (engine.tag in loaded or (engine.connector is not None and engine.connector.parent is not None))
         and engine.workers
-        and all(_saves_nowhere(worker.connector) for worker in engine.workers)
+        and all(one.connector is not None and one.connector.saves_nowhere for one in engine.workers)
     )
-
-
-def _saves_nowhere(connector: Connector | None) -> bool:
-    if connector is None or "get_finished" in connector.overrides:
-        return False
-    return {"save_kv_layer", "wait_for_save"} <= set(connector.noop)
 
 
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:

@@ -17,7 +17,8 @@ stored it is enough, and what one of them did unseen may have been a save."""
 
 def joint_segments(parts: Sequence[tuple[int, PositionsEvidence]], pair: int) -> list[Segment]:
     """As :meth:`PositionsEvidence.segments`, of one request's ways by each connector's number."""
-    return merged(_joined([(part, way.segments(pair)) for part, way in parts]))
+    ordered = sorted(parts, key=lambda one: one[1].pairs.only_loads)  # those say last why none stored it
+    return merged(_joined([(part, way.segments(pair)) for part, way in ordered]))
 
 
 def _joined(parts: Sequence[tuple[int, list[Segment]]]) -> Iterator[Segment]:
@@ -40,13 +41,11 @@ def _one(start: int, end: int, here: Sequence[tuple[int, Segment]]) -> Segment:
     said = [(part, one) for part, one in here if one.outcome.name == name]
     if name == NOT_SAVED:
         # The one that came furthest says why; that none stored it is seen as well as of the least.
-        part, best = max(said, key=lambda pair: (_stage(pair[1].outcome), -pair[0]))
+        part, best = max(said, key=lambda pair: _stage(pair[1].outcome))
         grade = min(one.outcome.grade for _, one in said)
         outcome = replace(best.outcome, grade=grade)
     else:
-        part, best = max(
-            said, key=lambda pair: (pair[1].outcome.grade, not pair[1].outcome.sent_to, -pair[0])
-        )
+        part, best = max(said, key=lambda pair: (pair[1].outcome.grade, not pair[1].outcome.sent_to))
         outcome = best.outcome
     return Segment(start, end, outcome, best.chunk, part)
 

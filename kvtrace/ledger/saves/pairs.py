@@ -146,6 +146,7 @@ class Pairs:
     settled: Steps  # steps of which all workers are known to have read nothing else
     states: Mapping[int, NDArray[np.int8]]  # chunk step -> StepState per worker
     spools: tuple[str, ...]  # of the workers, in order
+    only_loads: bool  # nobody can expect this connector to save
     given_away: bool  # no metadata names a store, and its KV may be copied out of sight
     decode_unknown: bool  # whether decode tokens are stored is not known
 
@@ -196,6 +197,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: SaveEvid
         settled=settled_steps(watched, steps),
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
+        only_loads=engine.only_loads,
         given_away=engine.store_entries == 0
         and any((w.spool, of) in evidence.given_away for w in engine.workers for of in (0, engine.tag)),
         decode_unknown=bool(engine.implied_entries)
