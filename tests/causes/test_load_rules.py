@@ -461,6 +461,20 @@ def test_a_load_of_layers_with_a_window_says_so(tmp_path: Path) -> None:
     assert out["loaded-partly"].endswith("; of layers with a window what it holds")
 
 
+@pytest.mark.parametrize(("layers", "said"), [(0b01, True), (0b10, False), (0b11, False)])
+def test_wrong_kv_of_a_window_alone_may_be_of_the_null_block(tmp_path: Path, layers: int, said: bool) -> None:
+    """vllm#51362: null blocks in the table of a windowed layer were uploaded as block 0."""
+    names = [f"model.layers.{i}.self_attn.attn" for i in range(2)]
+    window = {"kind": "SlidingWindowSpec", "block_size": 16, "layers": names[:1], "window": 64}
+    full = {"kind": "FullAttentionSpec", "block_size": 16, "layers": names[1:]}
+    loading(tmp_path, engine_facts={"kv_groups": [window, full]}).write()
+    run = read_run(tmp_path)
+    wrong = {"ends": {LoadEnd.WRONG: 96}, "lost": {((0, 96, LoadEnd.WRONG),): layers}}
+    rows = [replace(one, **wrong) if one.accepted else one for one in run.load_rows]
+    finding = the(diagnose(replace(run, load_rows=rows)), "kv-load-wrong")
+    assert finding.remedy[0].startswith("See that no block id 0 is stored or loaded") is said
+
+
 @pytest.mark.parametrize("caught", [True, False])
 def test_load_not_injected_with_a_complaint(tmp_path: Path, caught: bool) -> None:
     sim = Sim(tmp_path)

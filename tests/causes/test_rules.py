@@ -131,7 +131,7 @@ def test_a_large_number_is_no_unit_for_its_size_alone(
     ("other", "cause"),
     [("max_local_chunks", "below-save-granularity"), ("segment_size", "metadata-has-no-store")],
 )
-def test_prompts_rounded_to_nothing_are_by_what_is_called_a_unit(
+def test_prompts_are_rounded_to_nothing_by_what_is_named_a_unit(
     tmp_path: Path, other: str, cause: str
 ) -> None:
     """Each prompt is in the metadata with no slot; two numbers are larger than all prompts (LMCache#4094)."""

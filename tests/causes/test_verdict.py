@@ -145,6 +145,19 @@ def test_what_was_not_taken_stands_before_the_wrong_loads(
     assert _conclude(case, [wrong, case.finding(CATALOGUE[root], "x", tokens=tokens)]).findings[0].id == first
 
 
+@pytest.mark.parametrize(("tokens", "first"), [(928.0, "layer-not-hooked"), (0.0, "load-after-use")])
+def test_a_layer_without_hooks_stands_before_its_late_loads(
+    tmp_path: Path, tokens: float, first: str
+) -> None:
+    """UCM#1250: no hook waits for the load of such a layer either."""
+    sim = Sim(tmp_path)
+    sim.write()
+    case = make_case(read_run(tmp_path))
+    late = case.finding(CATALOGUE["load-after-use"], "x", tokens=960.0)
+    bare = case.finding(CATALOGUE["layer-not-hooked"], "x", tokens=tokens)
+    assert _conclude(case, [late, bare]).findings[0].id == first
+
+
 @pytest.mark.parametrize(("unexplained", "first"), [(64.0, "metadata-has-no-store"), (8.0, "already-stored")])
 def test_what_is_held_stands_behind_what_nothing_explains(
     tmp_path: Path, unexplained: float, first: str

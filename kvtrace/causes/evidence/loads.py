@@ -128,6 +128,10 @@ def _writes_to_same(case: Case) -> dict[int, dict[int, str]]:
     return found
 
 
+NEVER_FOUND = (
+    "No lookup found anything: compare the key that get_num_new_matched_tokens asks for with the one that "
+    "was stored (a hash seed or a number of each process's own, another base, unit, salt or order)."
+)
 NOT_COMPARED = (
     "{lookups} found nothing of a prompt that begins like an earlier one of another engine: whether these "
     "engines share a store, and its keys, is not compared (vLLM's own keys may differ by engine where "
@@ -339,6 +343,14 @@ def _pairs_of(engine: Engine, rows: Sequence[LoadOf], ends: Collection[LoadEnd])
     for parts, of in (one for row in rows for one in row.lost.items()):
         mask |= of if any(end in ends for _, _, end in parts) else 0
     return [pair for at, pair in enumerate(_pairs(engine)) if mask >> at & 1]
+
+
+def of_windows_alone(case: Case, rows: Sequence[LoadOf], cause: Cause) -> bool:
+    """Whether a cause took tokens in layers with a window alone, and the engine has others."""
+    engine = case.engines[rows[0].engine]
+    windowed = {layer for group in engine.token_groups if group.window for layer in group.layers}
+    hit = {layer for _, layer in _pairs_of(engine, rows, cause.load_ends)}
+    return bool(hit) and hit <= windowed < {layer for _, layer in _pairs(engine)}
 
 
 def _of_whole_groups(case: Case, rows: Sequence[LoadOf], cause: Cause) -> bool:

@@ -237,8 +237,8 @@ def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
     known = any(_ends_a_save(case, fact) or ended_its_work(fact) for fact in facts)
     return case.finding(
         CAUSE,
-        f"{first.type} {ended} in {where}: {plural(tokens, 'token')} of {plural(len(whose), 'request')} were "
-        "read from the KV cache in these steps, and nothing shows that they came to rest."
+        f"{first.type} {ended} in {where}: nothing shows that {plural(tokens, 'token')} of "
+        f"{plural(len(whose), 'request')}, which were to be saved in these steps, came to rest."
         + ("" if known else " Was it tried once more?"),
         severity=FAULT if known else LIMIT,
         tokens=tokens,

@@ -216,7 +216,7 @@ def _unfound(case: Case, never: list[tuple[LoadOf, CaseRequest, int]]) -> Findin
             "grade": min((by.grade for _, by, _ in never if by.grade is not None), default=None),
             "evidence": evidence,
             # No key was compared: the lookup may as well find the entry and decline it.
-            "remedy": [_look_at_the_answer(case, found), CAUSE.remedy],
+            "remedy": [loads.NEVER_FOUND, _look_at_the_answer(case, found), CAUSE.remedy],
             "headline": "what was saved is never found by a lookup",
         },
     )

@@ -74,6 +74,10 @@ _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
     "prompt's first one: the first num_computed_tokens of the lookup stand in the GPU's prefix cache"
 )
+_NULL_BLOCKS = (
+    "see that no block id 0 is stored or loaded: in the table of layers with a window it stands for blocks "
+    "that are out of it, and is nobody's"
+)
 _MOST_SAID = 3
 _LEAST = 0.25
 """Of the tokens that were loaded wrong: what was stored so must be as many, to be named for it."""
@@ -170,6 +174,7 @@ def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind:
     """``lost``: tokens that the loads brought wrong; ``behind``: these alone began behind a hit."""
     first = stored_so(case, lost)
     where = [_BEHIND] if behind else []
+    where += [_NULL_BLOCKS] if loads.of_windows_alone(case, wrong, CAUSE) else []
     common = case.run.in_common
     preempted = {at for one in case.requests if one.preemptions for at in common.get(one.row, ())}
     own = SAME_PROMPT in said or TWICE in said

@@ -87,7 +87,8 @@ def _found_nothing(
         within = f"though their tokens had been {'saved' if seen else 'announced for saving'} before"
     meant = " Is that meant?" if saved else ""
     told = loads.what_misses(case, {row.engine for row in due})
-    apart = _apart(case, repeated) if saved and not any((row.answer or 0) > 0 for row in asked) else []
+    never = saved and not any((row.answer or 0) > 0 for row in asked)
+    apart = _apart(case, repeated) if never else []
     return loads.finding(
         case,
         CAUSE,
@@ -100,6 +101,7 @@ def _found_nothing(
         remedy=[
             *([transfers.REMEDY] if unasked else []),
             *([_TWO_PROCESSES] if apart else []),
+            *([loads.NEVER_FOUND] if never else []),
             *([_WHOLE] if (unlike.REPEATED, False) in told else []),
             *([_SAVED, _PREFIXES] if saved else [CAUSE.remedy]),
         ],
