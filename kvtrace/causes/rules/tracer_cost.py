@@ -12,7 +12,7 @@ CAUSE = Cause(
     meaning="What tracing itself took.",
     seen_as=(
         "An estimate, as the agent does not measure itself call by call: records times 4 µs against the "
-        "time in steps. A finding from a tenth of it, and 1 s, on."
+        "time in steps, without steps that compute nothing. A finding from a tenth of it, and 1 s, on."
     ),
     remedy="Trace fewer layers or a shorter run; see docs/overhead.md.",
     live=False,
@@ -31,8 +31,12 @@ def rule(case: Case) -> Results:
     parts = []
     for name in {worker.spool for worker in workers}:
         spent = sum(worker.exec_ns for worker in workers if worker.spool == name and worker.steps)
-        if spent and records.get(name):
-            parts.append((records[name] * RECORD_NS / spent, records[name]))
+        engines = [case.engines[worker.engine] for worker in workers if worker.spool == name]
+        steps, real = sum(one.steps for one in engines), sum(one.real_steps for one in engines)
+        # While vLLM waits for transfers it makes steps with nothing to compute: they cost nobody anything.
+        at_work = round(records.get(name, 0) * (real / steps if steps else 1))
+        if spent and at_work:
+            parts.append((at_work * RECORD_NS / spent, at_work))
     if not parts:
         return
     part, most = max(parts)
