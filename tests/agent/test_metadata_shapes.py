@@ -468,6 +468,19 @@ def test_a_list_of_blocks_that_another_cuts_is_right_or_unread(more: dict[str, A
     assert not found.readable or rows(found) == [(A, STORE, 0, 48), (D, STORE, 32, 32)]
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_hashes_beside_blocks_are_no_entry_of_their_own(kind: Any):
+    """A request's id and hashes of its blocks were "a request's id, and not how much of it": the step could
+    not be read (vLLM's MooncakeStoreConnector, PegaFlow's connector)."""
+    hashes = kind([bytes(32), bytes(32)])
+    intent = record("SaveIntent", block_ids=kind([111, 112]), block_hashes=hashes)
+    assert said(Meta(save_intents={A: intent}, load_intents={})) == [(A, STORE, 0, 32)]
+    entry = record("ReqMeta", req_id=A, token_len_chunk=32, block_ids=[111, 112], block_hashes=hashes,
+                   can_save=True)  # fmt: skip
+    assert said(Meta(requests=[entry])) == [(A, STORE, 0, 32)]
+    assert not_understood(Meta(messages=kind([bytes(80)]))) == [("messages", "list of bytes")]
+
+
 def test_bytes_may_hold_anything():
     assert not_understood(Meta(wire=b'[["req-a", [111]]]', running=[])) == [("wire", "18 bytes")]
     assert said(Meta(wire=b"", running=[])) == []

@@ -24,6 +24,8 @@ _MOST_VALUES = 1 << 17
 """Values of one step's metadata that are looked at; a list of integers is one."""
 _MOST_LISTS = 4096
 _MOST_PROBLEMS = 64
+_MOST_KEY = 64
+"""Bytes of a hash or a key."""
 
 
 @dataclass(frozen=True)
@@ -394,6 +396,11 @@ class Walk:
                 part.ordered.append((word.direction, known, Problem(context.field, shape)))
             elif not (known or word.done or word.other or word.foreign):
                 self.unsure = self.unsure or Problem(context.field, "list of strs")
+            return
+        keys = [item for item in listed if shapes.kind_of(item) is FieldShape.BYTES]
+        if keys and kinds <= {FieldShape.BYTES, FieldShape.NOTHING}:  # longer than a key it may say anything
+            if any(len(key) > _MOST_KEY for key in keys):
+                self.unsure = self.unsure or Problem(context.field, "list of bytes")
             return
         rows = [shapes.items(item) for item in listed if shapes.kind_of(item) is FieldShape.LIST]
         flat = len(rows) == len(listed) and all(shapes.kind_of(one) in SCALARS for row in rows for one in row)
