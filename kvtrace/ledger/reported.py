@@ -182,11 +182,15 @@ def _of_worker(worker: Worker, swallowed: Sequence[Swallowed]) -> Iterator[Swall
 
 
 def caught_in(worker: Worker, swallowed: Sequence[Swallowed], of: Sequence[hooks.Hook]) -> Caught:
-    """The handled exceptions in these hooks of one worker, harmless ones left out."""
+    """The handled exceptions of one worker in these hooks, and in work that they gave to the background;
+    harmless ones left out, and there those after which the work went on."""
     names = {hook.name for hook in of}
-    return Caught(
-        tuple(fact for fact in _of_worker(worker, swallowed) if not fact.harmless and fact.hook in names)
-    )
+
+    def concerns(fact: Swallowed) -> bool:
+        asked = fact.hook in BACKGROUND and fact.asked_by in names and fact.went_on is not True
+        return not fact.harmless and (fact.hook in names or asked)
+
+    return Caught(tuple(filter(concerns, _of_worker(worker, swallowed))))
 
 
 _SAVING = (*SAVE_HOOKS, *BACKGROUND)

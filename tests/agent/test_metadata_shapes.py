@@ -478,6 +478,9 @@ def test_hashes_beside_blocks_are_no_entry_of_their_own(kind: Any):
     entry = record("ReqMeta", req_id=A, token_len_chunk=32, block_ids=[111, 112], block_hashes=hashes,
                    can_save=True)  # fmt: skip
     assert said(Meta(requests=[entry])) == [(A, STORE, 0, 32)]
+    entry = record("ReqMeta", req_id=A, token_len_chunk=12, block_ids=[111], block_hashes=kind([]),
+                   can_save=True)  # fmt: skip
+    assert said(Meta(requests=[entry])) == [(A, STORE, 0, 12)]
     assert not_understood(Meta(messages=kind([bytes(80)]))) == [("messages", "list of bytes")]
 
 

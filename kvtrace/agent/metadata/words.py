@@ -44,6 +44,8 @@ _UNITS = {
     **dict.fromkeys(("token", "tokens"), "token"),
     **dict.fromkeys(("chunk", "chunks"), "chunk"),
 }
+_OF_A_UNIT = _set("size sizes hash hashes")
+"""Words beside which a unit is not what is listed or counted."""
 _ORDER = ("slot", "block", "token", "chunk")
 _FACT = _set("prompt computed cached existing hit hits matched total scheduled") | {*_ORDERED}
 """Words of what tells of the request, not of what is to be done."""
@@ -100,7 +102,7 @@ def read(name: str) -> Meaning:
     found = frozenset(words(name))
     unit = (
         ""
-        if found & {"size", "sizes"}
+        if found & _OF_A_UNIT
         else min((_UNITS[w] for w in found if w in _UNITS), key=_ORDER.index, default="")
     )
     roles = [

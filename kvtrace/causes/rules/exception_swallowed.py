@@ -174,15 +174,15 @@ def _read_alone(case: Case) -> bool:
 
 def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Tokens were lost in calls that caught these exceptions."""
-    first = facts[0]
+    first, types = facts[0], listed(dict.fromkeys(f.type for f in facts))
     evidence = [exception_line(fact) for fact in facts[:3]]
     return case.finding(
         CAUSE,
-        f"The connector catches {listed(dict.fromkeys(f.type for f in facts))} in {first.hook} and goes "
-        f"on: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
+        f"The connector catches {types} in {place(first.hook)} and goes on: "
+        f"{plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
         evidence=evidence + logs_in(case, (*SAVE_HOOKS, *_SCHEDULE_HOOKS)),
         events=_events(facts) or case.events(CAUSE),
-        headline=f"the connector catches {first.type} in {first.hook} and goes on",
+        headline=f"the connector catches {first.type} in {place(first.hook)} and goes on",
         remedy=[f"fix the connector at {first.where}, and let no lookup promise what was lost so"],
     )
 
