@@ -363,6 +363,8 @@ ALL = [111, 112, 113, 114, 115, 116, 117]
         ({"store_start_block": 2, "store_end_block": 4}, (32, 32)),
         ({"token_len_chunk": 96}, (0, 96)),
         ({"skip_leading_tokens": 32}, (32, 80)),
+        ({"skip": 32, "num_tokens": 64}, (32, 32)),  # what is skipped is a part of what is counted
+        ({"start": 64, "num_tokens": 96}, (64, 32)),  # 96 tokens from there on are more than there are
         ({"start": 0, "end": 7}, (0, 112)),
         ({"where": {"from": 16, "upto": 40}}, (16, 24)),
         ({"where": SimpleNamespace(begin=16, end=40)}, (16, 24)),

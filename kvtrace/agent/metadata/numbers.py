@@ -110,9 +110,12 @@ def _part(roles: Sequence[tuple[str, str, int]], unit: int, hull: Interval, know
         return None
     if said["count"]:
         count = next(iter(said["count"]))
-        if start + count > hull[1] + room or (said["end"] and end not in (start + count, count)):
+        skips = any("skip" in words.words(name) for name, role, _ in roles if role == "start")
+        # What is skipped is a part of what is counted; and more than there is behind a start counts it, too.
+        upto = count if skips or start + count > hull[1] + room else start + count
+        if not start <= upto <= hull[1] + room or (said["end"] and end not in (start + count, count)):
             return None
-        end = min(end, start + count)
+        end = min(end, upto)
     return start, max(start, min(end, hull[1]))
 
 
