@@ -35,6 +35,8 @@ class _OfThread(threading.local):
     """The watched call, or piece of background work, that this thread is in."""
     did: int = 0
     """When (``clock``) this thread last read or wrote KV slots, or sent bytes out, where that is watched."""
+    failed: int = 0
+    """When code of a connector last met an error of the system here (a full disk), where that is watched."""
     own: int = 0
     """ns that the watch has taken in watched calls of this thread, of all so far."""
 

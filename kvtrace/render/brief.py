@@ -33,6 +33,7 @@ from kvtrace.render.report import (
     SEVERITY_STYLES,
     connector_facts,
     counts,
+    logged_words,
     next_command,
     parallel_facts,
     report_page,
@@ -46,6 +47,8 @@ from kvtrace.words import clean, count, percent, plural
 if TYPE_CHECKING:
     from kvtrace.report.model import FindingRow, Report
 
+_SLOW = ("hook-slow", "load-late", "save-blocks-step")
+"""Notes of what makes every request wait."""
 ROWS = 23
 """Of a terminal of 24: the prompt has the last one."""
 MAX_FINDINGS = 3
@@ -65,6 +68,7 @@ class _Room(NamedTuple):
         requests: which requests show the first one.
         vllm: what vLLM itself did: attention, the hooks.
         gaps: empty lines.
+        logged: what the connector logged, where nothing above quotes it.
     """
 
     findings: int = MAX_FINDINGS
@@ -75,6 +79,7 @@ class _Room(NamedTuple):
     requests: bool = True
     vllm: bool = True
     gaps: bool = True
+    logged: bool = True
 
 
 _FULL = _Room()
@@ -91,8 +96,8 @@ _ROOMS = (
     _TIGHT._replace(outcomes=3, titles=False, findings=2),
     _TIGHT._replace(outcomes=3, titles=False, findings=1),
     _TIGHT._replace(outcomes=3, titles=False, findings=1, requests=False),
-    _TIGHT._replace(outcomes=3, titles=False, findings=1, vllm=False),
-    _TIGHT._replace(outcomes=2, titles=False, findings=1, requests=False, vllm=False),
+    _TIGHT._replace(outcomes=3, titles=False, findings=1, vllm=False, logged=False),
+    _TIGHT._replace(outcomes=2, titles=False, findings=1, requests=False, vllm=False, logged=False),
 )
 """From the most that is said to the least."""
 
@@ -249,7 +254,14 @@ def _findings(report: Report, room: _Room) -> Page:
     page: Page = []
     for at, one in enumerate(_shown(report, room)):
         page += _first(report, one, room) if at == 0 else _further(report, one, room)
-    return page
+    return [*page, *(_logged(report) if room.logged else [])]
+
+
+def _logged(report: Report) -> Page:
+    """The worst of what the connector logged, where the first finding does not quote it."""
+    quoted = " ".join([*report["findings"][0]["remedy"][:1], *report["findings"][0]["evidence"][:1]])
+    left = [one for one in report.get("logged", []) if one["message"] not in quoted]
+    return [Labelled("Logged", [logged_words(left[0])], 9)] if left else []
 
 
 def _shown(report: Report, room: _Room) -> list[FindingRow]:
@@ -262,7 +274,7 @@ def _shown(report: Report, room: _Room) -> list[FindingRow]:
     said = saves["accounts"].keys() - (prompts if room.titles else ())
     others = [one for one in others if f"not-saved:{one['id']}" not in said]
     if not room.titles:
-        others = [one for one in others if one["severity"] != NOTE]
+        others = [one for one in others if one["severity"] != NOTE or one["id"] in _SLOW]
     return [first, *others][: room.findings]
 
 
@@ -303,7 +315,8 @@ def _first(report: Report, one: FindingRow, room: _Room) -> Page:
 
 def _further(report: Report, one: FindingRow, room: _Room) -> Page:
     """What and how much."""
-    title = _sentences(clean(one["title"]), 1) if room.titles else label(one["id"])
+    whole = room.titles or one["id"] in _SLOW
+    title = _sentences(clean(one["title"]), 1) if whole else label(one["id"])
     return [_badge(report, one, title, False)]
 
 

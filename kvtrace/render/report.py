@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         FindingRow,
         GraphRow,
         LedgerRow,
+        LoggedRow,
         ModeRow,
         Report,
     )
@@ -83,6 +84,7 @@ def report_page(
         *bulleted("States", state_lines(report)),
         _stages(report),
         *_findings(report, whole),
+        *bulleted("Logged by the connector", [*map(logged_words, report.get("logged", []))]),
         *_connectors(report),
         *_terms("Checked, and not the cause", ((one["id"], one["evidence"]) for one in report["ruled_out"])),
         *_terms("Not observed", ((one["id"], one["why"]) for one in report["not_observed"])),
@@ -355,6 +357,13 @@ def event_words(event: EventRow) -> str:
     if event["layer"]:
         where.append(clean(event["layer"], 120))
     return f"{', '.join(where)}: {clean(event['text'])}"
+
+
+def logged_words(one: LoggedRow) -> str:
+    """``wait_for_save: "the pool is full" (warning, my.store, 8 times)``."""
+    times = f", {plural(one['count'], 'time')}" if one["count"] > 1 else ""
+    what = f"{one['level'].lower()}, {clean(one['logger'])}{times}"
+    return f'{clean(one["where"])}: "{clean(one["message"])}" ({what})'
 
 
 def _connectors(report: Report) -> Page:

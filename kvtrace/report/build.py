@@ -14,6 +14,7 @@ from typing import TypeVar, get_args
 
 from kvtrace import __version__, causes, ledger
 from kvtrace.causes import diagnosis as cause_model
+from kvtrace.causes.evidence.logs import place, shortened
 from kvtrace.grouped import grouped
 from kvtrace.ledger import run as ledger_model
 from kvtrace.ledger.device import ClockRow as DeviceTiming
@@ -87,6 +88,8 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "limits": _limits(run, notes),
     }
     report["places"] = [row(model.PlaceRow, one) for one in run.places[: model.MAX_PLACES]]
+    if logged := _logged(run):
+        report["logged"] = logged
     if layers := _layers(run):
         report["layers"] = layers
     if connectors := _connectors(run, diagnosis, notes):
@@ -333,6 +336,20 @@ def _sent(sent: Mapping[str, int]) -> list[model.Sent]:
     shown = found if len(found) <= model.MAX_PEERS else found[: model.MAX_PEERS - 1]
     rest = sum(amount for _, amount in found[len(shown) :])
     return [{"to": to, "amount": amount} for to, amount in [*shown, *([("others", rest)] if rest else [])]]
+
+
+def _logged(run: ledger_model.Run) -> list[model.LoggedRow]:
+    counts: Counter[tuple[str, str, str, str]] = Counter()
+    for line in run.logs:
+        counts[place(line.hook) or "the connector", line.level, line.logger, shortened(line.message)] += (
+            line.count
+        )
+    rows = [
+        model.LoggedRow(where=where, level=level, logger=logger, message=message, count=times)
+        for (where, level, logger, message), times in counts.items()
+    ]
+    rows.sort(key=lambda one: (one["level"] == "WARNING", -one["count"]))
+    return rows[: model.MAX_LOGGED]
 
 
 def _layers(run: ledger_model.Run) -> list[model.LayerKept]:

@@ -26,6 +26,7 @@ MAX_CONNECTORS = 64
 MAX_KV_GROUPS = 64
 MAX_PEERS = 64
 MAX_PLACES = 16
+MAX_LOGGED = 16
 MAX_LAYER_ROWS = 256
 STAGE_NAMES = tuple(stage.label for stage in StageName)
 
@@ -564,6 +565,16 @@ class PlaceRow(TypedDict):
     size: Annotated[Count, "their bytes; of a peer, bytes sent; of others, bytes written"]
 
 
+class LoggedRow(TypedDict):
+    """A warning or an error that a connector logged"""
+
+    where: Annotated[str, "the hook in which it was logged, or other work of the connector's"]
+    level: Annotated[str, "WARNING or above"]
+    logger: Annotated[str, "name of the logger"]
+    message: Annotated[str, "its text; numbers and ids may stand as …"]
+    count: Annotated[Count, "how often"]
+
+
 class LayerKept(TypedDict):
     """Prompt tokens that were saved in one layer on one rank"""
 
@@ -579,6 +590,9 @@ class _Later(TypedDict, total=False):
 
     places: Annotated[
         list[PlaceRow], Most(MAX_PLACES), "where the connector stored, those with most files first"
+    ]
+    logged: Annotated[
+        list[LoggedRow], Most(MAX_LOGGED), "what connectors logged: errors first, then the most frequent"
     ]
     layers: Annotated[
         list[LayerKept],

@@ -198,6 +198,24 @@ def test_a_file_that_its_own_call_removes_has_its_size(trace, kv, tmp_path):
     assert outside(trace) == [(Way.FILE, "a", 256, 256, 0), (Way.NAME, "a", 0, "", 0)]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_write_that_failed_counts_what_it_takes_up(trace, kv, tmp_path, fails):
+    """LMCache#4991: a file of its full size, of which a part was written when the disk was full."""
+
+    def how(step, layer):
+        with contextlib.suppress(OSError), (tmp_path / "a").open("wb") as file:
+            file.truncate(1 << 20)
+            file.write(bytes(4096))
+            file.flush()
+            if fails:
+                raise OSError(28, "No space left on device")
+
+    saves(kv, how)
+    (way, name, came, size, errors) = outside(trace)[0]
+    assert (way, name, size, errors) == (Way.FILE, "a", 1 << 20, 0)
+    assert came < 1 << 16 if fails else came == 1 << 20
+
+
 def test_a_file_that_grows_in_later_calls(trace, kv, tmp_path):
     with (tmp_path / "log").open("ab") as file:
 

@@ -461,6 +461,33 @@ def test_a_load_of_layers_with_a_window_says_so(tmp_path: Path) -> None:
     assert out["loaded-partly"].endswith("; of layers with a window what it holds")
 
 
+@pytest.mark.parametrize(
+    ("connector", "severity"), [("DecodeBenchConnector", "limit"), ("ChunkStore", "fault")]
+)
+def test_kv_that_is_made_up_by_design_is_no_fault(tmp_path: Path, connector: str, severity: str) -> None:
+    loading(tmp_path, connector=connector).write()
+    run = read_run(tmp_path)
+    wrong = {"ends": {LoadEnd.WRONG: 192}, "lost": {((0, 96, LoadEnd.WRONG),): 0b11}}
+    rows = [replace(one, **wrong) if one.accepted else one for one in run.load_rows]
+    finding = the(diagnose(replace(run, load_rows=rows)), "kv-load-wrong")
+    assert finding.severity == severity and ("made-up" in finding.remedy[0]) is (severity == "limit")
+
+
+@pytest.mark.parametrize(("compared", "said"), [(96, True), (0, False)])
+def test_wrong_loads_are_told_apart_from_compared_ones(tmp_path: Path, compared: int, said: bool) -> None:
+    """Made-up KV of a prompt of one block was "came whole": nothing had compared it."""
+    sim = Sim(tmp_path, kv_blocks=128)
+    for at in range(10):
+        sim.one_step(f"r{at}", 128 if at % 2 else 64, taken=32, digest=at + 1)
+    sim.write()
+    run = read_run(tmp_path)
+    wrong = {"ends": {LoadEnd.WRONG: 64}, "lost": {((0, 32, LoadEnd.WRONG),): 0b11}, "proved": 0}
+    fine = {"ends": {LoadEnd.LOADED: 64}, "lost": {}, "proved": compared}
+    rows = [replace(one, **(wrong if one.prompt == 128 else fine)) for one in run.load_rows]
+    finding = the(diagnose(replace(run, load_rows=rows)), "kv-load-wrong")
+    assert any("others that came whole" in line for line in finding.evidence) is said
+
+
 @pytest.mark.parametrize(("layers", "said"), [(0b01, True), (0b10, False), (0b11, False)])
 def test_wrong_kv_of_a_window_alone_may_be_of_the_null_block(tmp_path: Path, layers: int, said: bool) -> None:
     """vllm#51362: null blocks in the table of a windowed layer were uploaded as block 0."""

@@ -141,6 +141,23 @@ def test_a_quoted_sentence_is_not_cut_in_the_middle() -> None:
     assert '"No memory. It is not stored."' in " ".join(shown(report).split())
 
 
+def test_what_the_connector_logged_is_said_once() -> None:
+    report: Any = recorded(ROOT / "reports" / "vllm-0.32.0-cpu" / "hook-raised.json")
+    line = {
+        "where": "wait_for_save",
+        "level": "WARNING",
+        "logger": "pool",
+        "message": "it is full",
+        "count": 8,
+    }
+    report["logged"] = [line]
+    assert 'Logged wait_for_save: "it is full" (warning, pool, 8 times)' in " ".join(shown(report).split())
+    report["findings"][0]["remedy"] = ['See why wait_for_save logged "it is full"']
+    assert "Logged" not in shown(report)
+    report["findings"] = []
+    assert "Logged" not in shown(report)
+
+
 def test_evidence_of_the_first_finding_stands_where_it_fits() -> None:
     report = recorded(ROOT / "reports" / "vllm-0.32.0-cpu" / "hook-raised.json")
     text = " ".join(shown(report, Screen(120)).split())

@@ -31,7 +31,7 @@ KNOWN = {
     "$schema", "$id", "$ref", "$defs", "title", "description", "properties", "required", "type",
     "const", "enum", "additionalProperties", "items", "maxItems", "minimum", "maximum",
 }  # fmt: skip
-LATER = {"report": ("connectors", "graphs", "device", "digest", "places", "layers"),
+LATER = {"report": ("connectors", "graphs", "device", "digest", "places", "layers", "logged"),
          "RunFacts": ("running", "profiles"), "LedgerRow": ("sent", "grades", "prompts"),
          "EngineRow": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls",
                     "kv_groups"),

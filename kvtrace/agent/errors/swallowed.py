@@ -37,6 +37,7 @@ _MAX_LATEST = 64
 _MAX_TOLD = 64
 _STOPS = (KeyboardInterrupt, SystemExit)
 _ORDINARY = (KeyError, AttributeError, IndexError, ImportError)
+_NO_FAILED_WRITE = (FileNotFoundError, FileExistsError, ConnectionError, TimeoutError)
 _SAVING = frozenset(hook.name for hook in hooks.SAVING)
 
 _seen_before: dict[tuple[str, int, str, str], int] = {}
@@ -124,6 +125,8 @@ class CallErrors:
 
     def _see(self, error: BaseException, trace: TracebackType | None) -> Raised | None:
         """What is written of an exception, should it be caught where it has come to."""
+        if isinstance(error, OSError) and not isinstance(error, _NO_FAILED_WRITE):
+            HERE.failed = clock()
         where = _place(trace, error, self._owner, self._background)
         broad = None
         if where is None and self._hook in _SAVING:

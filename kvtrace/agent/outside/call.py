@@ -48,6 +48,7 @@ class OutsideCall:
         self._looks: list[Wrote] | None = None
         self._sent: dict[str, int] = {}
         self._failed: dict[str, int] = {}
+        self._began = clock()
 
     def opened(self, place: WrittenFile) -> None:
         HERE.did = clock()
@@ -59,7 +60,7 @@ class OutsideCall:
         if place is not None:
             self._opened[place.path] = place
         elif own is not None:
-            self._removed.append(PLACES.look(own))
+            self._removed.append(self._seen(own))
         self._moved.append(removal)
 
     def sent(self, peer: str, amount: int) -> None:
@@ -76,8 +77,12 @@ class OutsideCall:
     def _look(self) -> list[Wrote]:
         """At each file that it opened, once: what is there and what came."""
         if self._looks is None:
-            self._looks = [*self._removed, *(PLACES.look(place) for place in self._opened.values())]
+            self._looks = [*self._removed, *map(self._seen, self._opened.values())]
         return self._looks
+
+    def _seen(self, place: WrittenFile) -> Wrote:
+        """Where a write may have failed, by what the file occupies: its size may have been set before."""
+        return PLACES.look(place, occupied=HERE.failed > self._began)
 
     def files(self) -> tuple[int, int, str]:
         """(bytes, files, first path) of what it opened for writing, but for databases and shared memory; -1

@@ -27,6 +27,8 @@ from kvtrace.trace.format import SPOOL_DIR, Way
 
 _MOST_PLACES = 8192
 _MOST_OPEN = 24
+_BLOCK = 512
+"""Bytes of ``st_blocks``."""
 _WRITING = os.O_WRONLY | os.O_RDWR
 _SEGMENTS = "/dev/shm/"
 NOISE = ("/dev/", "/proc/", "/sys/")
@@ -139,7 +141,8 @@ class WrittenFiles:
         """What may have been written to by a handle that stayed open."""
         return list(self._open.values())
 
-    def look(self, place: WrittenFile) -> Wrote:
+    def look(self, place: WrittenFile, occupied: bool = False) -> Wrote:
+        """``occupied``: no more came than it takes up on the disk."""
         try:
             found = os.stat(place.path)
         except OSError:
@@ -152,6 +155,8 @@ class WrittenFiles:
             self._open.pop(place.path, None)  # it was closed
         unknown = place.in_place or grown < 0
         written = (-1 if grown or touched else 0) if unknown else grown
+        if occupied:
+            written = min(written, found.st_blocks * _BLOCK)
         return Wrote(place, place.size, written, bool(grown or touched))
 
 

@@ -388,8 +388,14 @@ def what_fails(case: Case, rows: list[LoadOf]) -> unlike.Apart:
 
 
 def _what_fails(case: Case, mine: frozenset[int]) -> unlike.Apart:
-    others = [row.request for row in accepted(case) if row.request not in mine and came(case, row)]
-    return unlike.told_apart(case, mine, others, unlike.CAME)
+    rows = accepted(case)
+    others = [row for row in rows if row.request not in mine and came(case, row)]
+    if any(row.ends.get(end) for row in rows if row.request in mine for end in _OTHER_KV):
+        others = [row for row in others if row.proved]  # what was compared with nothing may be wrong as well
+    return unlike.told_apart(case, mine, [row.request for row in others], unlike.CAME)
+
+
+_OTHER_KV = (LoadEnd.WRONG, LoadEnd.ALTERED)
 
 
 def part_of_loads(rows: Sequence[LoadOf], cause: Cause) -> list[str]:

@@ -75,8 +75,8 @@ def rule(case: Case) -> Results:
             *([f"each was preempted ({who})"] if preempted else []),
         ],
         remedy=[
-            *([_NOT_BEFORE] if early else []),
             *([PREEMPTED] if preempted else []),
+            *([_NOT_BEFORE] if early else []),
             KEPT if late else CAUSE.remedy,
         ],
         events=case.events(CAUSE, event),
