@@ -139,6 +139,41 @@ def test_prompts_are_rounded_to_nothing_by_what_is_named_a_unit(
     assert ids(analyse(sim)) == [cause]
 
 
+@pytest.mark.parametrize(
+    ("extra", "seen"),
+    [
+        ({"max_offload_tokens": 128}, "; the connector holds 'max_offload_tokens' = 128"),
+        ({"max_offload_bytes": 128}, ""),
+    ],
+)
+def test_a_limit_on_what_is_stored_of_a_prompt(tmp_path: Path, extra: dict[str, int], seen: str) -> None:
+    """LMCache#5029: of each prompt the first tokens alone, as many as a setting says."""
+
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        return [Entry(prompt.id, 128, -1, 0)]
+
+    found = the(
+        analyse(served(tmp_path, [300, 170, 210], Policy(store), extra=extra)), "metadata-has-no-store"
+    )
+    assert f"no more than the first 128 tokens of any of these was offered{seen}" in found.evidence
+    assert found.remedy[0].startswith("See 'max_offload_tokens' = 128") is bool(seen)
+
+
+def test_a_threshold_between_the_prompts_is_named(tmp_path: Path) -> None:
+    """UCM#925: prompts below persist_token_threshold are not stored."""
+
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        return [Entry(prompt.id, prompt.length, -1, 0)] if prompt.length >= 200 else []
+
+    sim = served(
+        tmp_path, [64, 96, 128, 160, 224, 256, 288, 320], Policy(store),
+        extra={"persist_token_threshold": "200", "port": 8000},
+    )  # fmt: skip
+    found = the(analyse(sim), "metadata-has-no-store")
+    assert found.evidence[0].endswith("; the connector holds 'persist_token_threshold' = 200")
+    assert found.remedy[0].startswith("See 'persist_token_threshold' = 200")
+
+
 def test_prompts_of_several_engines_are_counted_together(tmp_path: Path) -> None:
     first, second = Sim(tmp_path, tag=1, pid=100), Sim(tmp_path, tag=2, pid=200)
     for at, sim in enumerate((first, second)):

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from kvtrace.causes.evidence import numbers
 from kvtrace.ledger.run import Engine
 from kvtrace.ledger.values import replace
 from kvtrace.trace.facts import UNIT_NAME
@@ -40,9 +40,6 @@ _BLOCKS_NAME = re.compile(
 """Names of a number of blocks."""
 _BATCHED_NAME = re.compile(r"batch|token", re.IGNORECASE)
 """Names under which a connector keeps max_num_batched_tokens."""
-
-_NO_TOKENS = re.compile(r"bytes?(_|$)|per_?tok", re.IGNORECASE)
-"""Names of a number of bytes, or of something a token: no tokens, whatever it equals."""
 
 KEEPS_LAST_BACK = frozenset({"ExampleConnector", "SharedStorageConnector"})
 """Connectors known to round prompt - 1: ``(n - 1) // block * block``."""
@@ -305,11 +302,7 @@ def _candidates(engine: Engine) -> list[_Candidate]:
     found: defaultdict[int, _Candidate] = defaultdict(_Candidate)
     found[engine.block_size].block = True
     found[engine.facts.max_num_batched_tokens or 0].batched = True
-    held = (engine.connector.ints if engine.connector else {}).items()
-    extra, ints = (
-        [one for one in numbers if not _NO_TOKENS.search(one[0])]
-        for numbers in (_integers(engine.extra), held)
-    )
+    extra, ints = numbers.configured(engine), numbers.held(engine)
     for name, value in extra:
         found[value].extra += (name,)
     for name, value in ints:
@@ -322,19 +315,6 @@ def _candidates(engine: Engine) -> list[_Candidate]:
         candidate.value = value
         candidate.only = len(others) == 1 and candidate.times == tuple(others)
     return [candidate for candidate in found.values() if 1 < candidate.value <= _MAX_UNIT]
-
-
-def _integers(value: Any, path: str = "") -> list[tuple[str, int]]:
-    """Integers of a nested configuration with their dotted names; "256" counts as one."""
-    if isinstance(value, Mapping):
-        return [
-            pair
-            for key, item in value.items()
-            for pair in _integers(item, f"{path}.{key}" if path else str(key))
-        ]
-    if isinstance(value, str) and value.isdigit() and len(value) < 9:
-        value = int(value)
-    return [(path, value)] if path and isinstance(value, int) and not isinstance(value, bool) else []
 
 
 def _fits(sample: Sample, unit: int, d: int, block: int) -> bool:
@@ -391,7 +371,7 @@ def _without_stores(fits: list[_Candidate], offered: bool, silent: Sequence[Samp
 
 def _named(candidate: _Candidate, engine: Engine, command: Sequence[str]) -> Unit:
     keeps = f"; the connector keeps it as {_quoted(candidate.attributes)}" if candidate.attributes else ""
-    keys = {key for key, _ in _integers(engine.extra)}
+    keys = {key for key, _ in numbers.configured(engine)}
     called = (key for key in (*candidate.extra, *candidate.times) if key in keys and _says_unit(key))
     setting = next(called, "")
     if candidate.extra:

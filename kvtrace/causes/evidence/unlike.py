@@ -10,6 +10,7 @@ from math import comb
 from kvtrace.causes.case import Case, CaseRequest
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.logs import place
+from kvtrace.causes.evidence.numbers import between
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.words import count
 
@@ -79,7 +80,8 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
     here = f"all {count(len(these))} of these" if len(these) > 1 else "this one"
     not_here = f"none of these {count(len(these))}" if len(these) > 1 else "not this one"
     there = f"of the {count(len(those))} others {fared}"
-    found = _by_length(LONG, these, those, here, there)
+    of_length = partial(_by_length, case, these=these, those=those, here=here, there=there)
+    found = of_length(LONG)
     for words, has in (*_PROPERTIES.items(), *_since(case)):
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
         if words == NOT_FIRST and (NOT_FIRST_LOAD, True) in found:
@@ -88,23 +90,37 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
             found[words, True] = f"{words}: {here}, none {there}"
         elif ours == {False} and theirs == {True} and words in _BY_ITS_LACK:
             found[words, False] = f"{words}: {not_here}, all {there}"
-    found = found or _by_length(LARGE, these, those, here, there)
+    found = found or of_length(LARGE)
     return dict(list(found.items())[:_MOST])
 
 
 def _by_length(
-    words: str, these: Sequence[CaseRequest], those: Sequence[CaseRequest], here: str, there: str
+    case: Case, words: str, these: Sequence[CaseRequest], those: Sequence[CaseRequest], here: str, there: str
 ) -> dict[tuple[str, bool], str]:
-    """Where all of these are longer than all others, or shorter. here, there: what is said of whom."""
+    """Where all of these are longer than all others, or shorter, and which of the connector's numbers lies
+    between. here, there: what is said of whom."""
     what, of = _LENGTHS[words]
     mine, others = list(map(of, these)), list(map(of, those))
+    engine = case.engines[these[0].engine]
     if min(mine) > max(others) > 0:
         said = f"{count(min(mine))} tokens or more: {here}; {there} the longest has {count(max(others))}"
-        return {(words, True): f"{what} {said}"}
-    if 0 < max(mine) < min(others):
+        limit = between(engine, max(others), min(mine) - 1)
+    elif 0 < max(mine) < min(others):
         said = f"{count(max(mine))} tokens at most: {here}; {there} the shortest has {count(min(others))}"
-        return {(words, False): f"{what} {said}"}
-    return {}
+        limit = between(engine, max(mine) + 1, min(others))
+    else:
+        return {}
+    holds = f"; {_HOLDS} {limit}" if limit else ""
+    return {(words, min(mine) > max(others)): f"{what} {said}{holds}"}
+
+
+_HOLDS = "the connector holds"
+
+
+def numbers_between(told: Apart) -> str:
+    """The connector's numbers that lie between the lengths of these requests and of the others; ""."""
+    named = [said.partition(f"; {_HOLDS} ")[2] for said in told.values()]
+    return next(filter(None, named), "")
 
 
 def words_of(told: Apart) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from kvtrace.causes.case import CaseRequest, stored_before
+from kvtrace.causes.case import CaseRequest, kept_end, stored_before
 from kvtrace.causes.evidence import transfers, unlike
+from kvtrace.causes.evidence.numbers import between
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.causes.evidence.unstored import metadata_unread, part_of_prompts, said_of_unread
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
@@ -42,65 +43,113 @@ CLAIMS = {Turn.LAST: claim}
 
 
 def rule(case: Case) -> Results:
-    rows = case.affected(CAUSE)
-    if not rows:
-        return
-    engine = case.engines[rows[0].engine]
-    name = engine.connector_name
-    tags = dict.fromkeys(r.engine for r in rows)
-    of_engine = [r for tag in tags for r in case.of_engine(tag)]
-    without = [r for r in rows if not r.entries]
-    stored = [r for r in of_engine if r.stored_end]
-    here = {r.row for r in rows}
-    other = [r for r in stored if r.row not in here]
-    affected = of_all(len(rows), len(of_engine), "prompt")
-    unknown = any(case.units.get(tag) is None for tag in tags)
-    across = _across_chunks(case, rows)
-    spread = " to ".join(count(n) for n in sorted({min(r.prompt for r in rows), max(r.prompt for r in rows)}))
-    unread = metadata_unread(engine, rows)
-    did, done = ("took", "seen to be read") if unread else ("offered", "offered")
-    told = unlike.of_saves(case, CAUSE)
-    loads = (unlike.LOADS, True) in told
-    evidence = [
-        *told.values(),
-        *part_of_prompts(case, CAUSE),
-        _how_much(len(without), len(rows) - len(without), len(other), done)
-        + "".join(_disturbed(rows, other)),
-        *said_of_unread(unread, rows),
-        f"their prompts have {spread} tokens; no unit with a name "
-        "(block, max_num_batched_tokens, a number of the connector) gives these stores"
-        if unknown
-        else f"their prompts have {spread} tokens, which the unit allows",
-        *_not_explained(case, rows),
-        *([f"of {of_all(across, len(rows), 'prompt')} {_ACROSS}"] if across else []),
-    ]
-    unasked = transfers.not_asked(case, engine, [r.id for r in without], [r.id for r in stored])
-    evidence = [*([unasked] if unasked else []), *evidence, *([] if stored else _switched_off(engine))]
-    part = len(without) < len(rows)
-    what = ("nothing, or a part alone," if part else "nothing") if without else "a part alone"
-    if across == len(rows):
-        title = f"{name} {did} no block that two prefill chunks fill together, of {affected}. Is that meant?"
-        headline = "blocks that two prefill chunks fill together are not stored"
-    else:
-        by = "those that it loads for" if loads else "by a rule that is not known"
-        by = "as they ask for no transfer" if unasked else by
-        title = f"{name} {did} {what} of {affected} for storing, {by}. Is that meant?"
-        headline = f"the connector {did} {what} of {affected} for storing"
-    yield case.finding(
-        CAUSE,
-        title,
-        evidence=evidence,
-        events=case.events(CAUSE),
-        remedy=[text for text, holds in (
-            (transfers.REMEDY, unasked),
-            (_ACROSS_REMEDY, across == len(rows)),
-            *((f"{since}: see what it left behind; {_SINCE}", True) for since in unlike.caught_before(told)),
-            (_LOADS_REMEDY, loads),
+    if rows := case.affected(CAUSE):
+        left_out = _LeftOut(case, rows)
+        yield case.finding(
+            CAUSE,
+            f"{left_out.title()} Is that meant?",
+            evidence=left_out.evidence(),
+            events=case.events(CAUSE),
+            remedy=left_out.remedies(),
+            headline=left_out.headline(),
+        )
+
+
+class _LeftOut:
+    """What is known of the requests that were left out, and of the others of their engines."""
+
+    def __init__(self, case: Case, rows: Sequence[CaseRequest]) -> None:
+        self._case, self._rows = case, rows
+        self._engine = case.engines[rows[0].engine]
+        tags = dict.fromkeys(r.engine for r in rows)
+        of_engine = [r for tag in tags for r in case.of_engine(tag)]
+        self._unit_known = all(case.units.get(tag) is not None for tag in tags)
+        self._affected = of_all(len(rows), len(of_engine), "prompt")
+        self._without = [r for r in rows if not r.entries]
+        self._stored = [r for r in of_engine if r.stored_end]
+        here = {r.row for r in rows}
+        self._others = [r for r in self._stored if r.row not in here]
+        self._unread = metadata_unread(self._engine, rows)
+        self._did, self._done = ("took", "seen to be read") if self._unread else ("offered", "offered")
+        self._told = unlike.of_saves(case, CAUSE)
+        self._loads = (unlike.LOADS, True) in self._told
+        self._first = _first_alone(rows)
+        self._limit = between(self._engine, self._first, self._first) if self._first else ""
+        self._across = _across_chunks(case, rows)
+        asked = [r.id for r in self._without], [r.id for r in self._stored]
+        self._unasked = transfers.not_asked(case, self._engine, *asked)
+
+    @property
+    def _all_across(self) -> bool:
+        return self._across == len(self._rows)
+
+    def _what(self) -> str:
+        part = len(self._without) < len(self._rows)
+        nothing = "nothing, or a part alone," if part else "nothing"
+        return f"{self._did} {nothing if self._without else 'a part alone'} of {self._affected} for storing"
+
+    def headline(self) -> str:
+        if self._all_across:
+            return "blocks that two prefill chunks fill together are not stored"
+        return f"the connector {self._what()}"
+
+    def title(self) -> str:
+        name = self._engine.connector_name
+        if self._all_across:
+            return f"{name} {self._did} no block that two prefill chunks fill together, of {self._affected}."
+        by = "those that it loads for" if self._loads else "by a rule that is not known"
+        return f"{name} {self._what()}, {'as they ask for no transfer' if self._unasked else by}."
+
+    def evidence(self) -> list[str]:
+        rows, lengths = self._rows, [r.prompt for r in self._rows]
+        spread = " to ".join(count(n) for n in sorted({min(lengths), max(lengths)}))
+        limit = f"; the connector holds {self._limit}" if self._limit else ""
+        first = f"no more than the first {count(self._first)} tokens of any of these was {self._done}{limit}"
+        part = len(rows) - len(self._without)
+        unit = (
+            "which the unit allows"
+            if self._unit_known
+            else "no unit with a name (block, "
+            "max_num_batched_tokens, a number of the connector) gives these stores"
+        )
+        return [
+            *([self._unasked] if self._unasked else []),
+            *self._told.values(),
+            *part_of_prompts(self._case, CAUSE),
+            *([first] if self._first else []),
+            _how_much(len(self._without), part, len(self._others), self._done)
+            + "".join(_disturbed(rows, self._others)),
+            *said_of_unread(self._unread, rows),
+            f"their prompts have {spread} tokens{',' if self._unit_known else ';'} {unit}",
+            *_not_explained(self._case, rows),
+            *([f"of {of_all(self._across, len(rows), 'prompt')} {_ACROSS}"] if self._across else []),
+            *([] if self._stored else _switched_off(self._engine)),
+        ]
+
+    def remedies(self) -> list[str]:
+        """What the evidence points at, and then the cause's."""
+        apart, part = unlike.numbers_between(self._told), len(self._without) < len(self._rows)
+        since = unlike.caught_before(self._told)
+        return [text for text, holds in (
+            (transfers.REMEDY, self._unasked),
+            (f"see {self._limit}: of a prompt no more than that is stored", self._limit),
+            (f"see {apart}: it lies between the prompts that are stored and those that are not", apart),
+            (_ACROSS_REMEDY, self._all_across),
+            *((f"{one}: see what it left behind; {_SINCE}", True) for one in since),
+            (_LOADS_REMEDY, self._loads),
             (CAUSE.remedy, True),
-            (_SLOTS_REMEDY, unread and part),
-        ) if holds],
-        headline=headline,
-    )  # fmt: skip
+            (_SLOTS_REMEDY, self._unread and part),
+        ) if holds]  # fmt: skip
+
+
+_SEVERAL = 3
+"""Lengths of prompts: of fewer it may be chance."""
+
+
+def _first_alone(rows: Sequence[CaseRequest]) -> int:
+    """How many first tokens were kept of each of these prompts of which any were; 0 where that differs."""
+    some = {r.prompt: end for r in rows if 0 < (end := kept_end(r)) < r.prompt}
+    return next(iter(some.values())) if len(some) >= _SEVERAL and len({*some.values()}) == 1 else 0
 
 
 def _how_much(nothing: int, part: int, others: int, done: str) -> str:
@@ -146,7 +195,7 @@ def _across_chunks(case: Case, rows: Sequence[CaseRequest]) -> int:
     )
 
 
-def _not_explained(case: Case, rows: list[CaseRequest]) -> list[str]:
+def _not_explained(case: Case, rows: Sequence[CaseRequest]) -> list[str]:
     """What of these requests could have explained it, and does not."""
     hits = [r for r in rows if r.offered > 0]
     asked = [r for r in rows if r.offered >= 0]

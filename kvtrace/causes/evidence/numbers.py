@@ -1,0 +1,46 @@
+"""Numbers that a connector holds: of its configuration, and its own integers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kvtrace.ledger.run import Engine
+from kvtrace.words import listed
+
+_NO_TOKENS = re.compile(r"bytes?(_|$)|per_?tok", re.IGNORECASE)
+"""Names of a number of bytes, or of something a token: no tokens, whatever it equals."""
+_MOST_DIGITS = 8
+
+
+def configured(engine: Engine) -> list[tuple[str, int]]:
+    """(dotted name, number) of kv_connector_extra_config; "256" counts as one."""
+    return [one for one in _integers(engine.extra) if not _NO_TOKENS.search(one[0])]
+
+
+def held(engine: Engine) -> list[tuple[str, int]]:
+    """... of the connector object's own."""
+    numbers = engine.connector.ints if engine.connector else {}
+    return [one for one in numbers.items() if not _NO_TOKENS.search(one[0])]
+
+
+def between(engine: Engine, least: int, most: int) -> str:
+    """``'max_offload_tokens' = 128``: those that lie there, of the configuration where it has one; ""."""
+    for numbers in (configured(engine), held(engine)):
+        found = [f"'{name}' = {value}" for name, value in numbers if least <= value <= most]
+        if found:
+            return listed(found, 2)
+    return ""
+
+
+def _integers(value: Any, path: str = "") -> list[tuple[str, int]]:
+    if isinstance(value, Mapping):
+        return [
+            pair
+            for key, item in value.items()
+            for pair in _integers(item, f"{path}.{key}" if path else str(key))
+        ]
+    if isinstance(value, str) and value.isdigit() and len(value) <= _MOST_DIGITS:
+        value = int(value)
+    return [(path, value)] if path and isinstance(value, int) and not isinstance(value, bool) else []
