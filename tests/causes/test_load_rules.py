@@ -317,10 +317,17 @@ def test_no_hit_is_expected_within_a_unit(tmp_path: Path) -> None:
 def test_where_no_unit_is_known_lookups_find_whole_blocks(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     for name in "ab":
-        sim.one_step(name, 32, [], prefixes=(71,))
+        sim.one_step(name, 32, [Entry(name, 32, 32, 0)], prefixes=(71,))
     finding = the(analyse(sim), "lookup-miss")
     assert "had no whole block to find" in finding.title
     assert finding.evidence[0].endswith("they hold no whole block of 32 tokens")
+
+
+def test_where_nothing_was_saved_no_lookup_is_told_of(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    for name in "ab":
+        sim.one_step(name, 128, [], digest=4)
+    assert "lookup-miss" not in of_loads(analyse(sim))
 
 
 @pytest.mark.parametrize("in_process", [False, True])

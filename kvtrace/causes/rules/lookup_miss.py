@@ -44,14 +44,22 @@ def rule(case: Case) -> Results:
     expected = {row.request for row in consumers}
     alike = [row for row in missed if row.shared > row.local and row.request not in expected]
     due = [row for row in alike if loads.due(case, row)]
-    if consumers or due:
+    if consumers or (due and not _nothing_to_find(case, due)):
         yield _found_nothing(case, asked, consumers, due, alike)
     elif less := _less(case, asked):
         yield _found_less(case, asked, less)
-    elif alike:
+    elif alike and not _nothing_to_find(case, alike):
         yield _found_nothing(case, asked, consumers, due, alike)
     elif not loads.missed_elsewhere(case):
         yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
+
+
+def _nothing_to_find(case: Case, missed: list[LoadOf]) -> bool:
+    """Whether these lookups are of engines of which no token is known, or said, to be saved, and all are
+    known: why nothing is found is why nothing was saved."""
+    engines = {row.engine for row in missed}
+    unseen = any(request.unseen for tag in engines for request in case.of_engine(tag))
+    return not unseen and engines.isdisjoint(case.seen_saves | case.declared_saves)
 
 
 def _found_nothing(
