@@ -316,8 +316,9 @@ def test_no_hit_is_expected_within_a_unit(tmp_path: Path) -> None:
 
 def test_where_no_unit_is_known_lookups_find_whole_blocks(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
+    sim.one_step("saved", 70, [Entry("saved", 70, 70, 0)])  # to its last token: by no unit
     for name in "ab":
-        sim.one_step(name, 32, [Entry(name, 32, 32, 0)], prefixes=(71,))
+        sim.one_step(name, 32, [], prefixes=(71,))
     finding = the(analyse(sim), "lookup-miss")
     assert "had no whole block to find" in finding.title
     assert finding.evidence[0].endswith("they hold no whole block of 32 tokens")
