@@ -96,6 +96,7 @@ _ROOMS = (
     _TIGHT._replace(outcomes=3, titles=False, findings=2),
     _TIGHT._replace(outcomes=3, titles=False, findings=1),
     _TIGHT._replace(outcomes=3, titles=False, findings=1, requests=False),
+    _TIGHT._replace(outcomes=3, titles=False, findings=1, logged=False),
     _TIGHT._replace(outcomes=3, titles=False, findings=1, vllm=False, logged=False),
     _TIGHT._replace(outcomes=2, titles=False, findings=1, requests=False, vllm=False, logged=False),
 )
@@ -261,7 +262,7 @@ def _logged(report: Report) -> Page:
     """The worst of what the connector logged, where the first finding does not quote it."""
     quoted = " ".join([*report["findings"][0]["remedy"][:1], *report["findings"][0]["evidence"][:1]])
     left = [one for one in report.get("logged", []) if one["message"] not in quoted]
-    return [Labelled("Logged", [logged_words(left[0])], 9)] if left else []
+    return [Labelled("Logged", [logged_words(left[0], logger=False)], 9)] if left else []
 
 
 def _shown(report: Report, room: _Room) -> list[FindingRow]:

@@ -359,10 +359,10 @@ def event_words(event: EventRow) -> str:
     return f"{', '.join(where)}: {clean(event['text'])}"
 
 
-def logged_words(one: LoggedRow) -> str:
+def logged_words(one: LoggedRow, logger: bool = True) -> str:
     """``wait_for_save: "the pool is full" (warning, my.store, 8 times)``."""
-    times = f", {plural(one['count'], 'time')}" if one["count"] > 1 else ""
-    what = f"{one['level'].lower()}, {clean(one['logger'])}{times}"
+    times = [plural(one["count"], "time")] if one["count"] > 1 else []
+    what = ", ".join([one["level"].lower(), *([clean(one["logger"])] if logger else []), *times])
     return f'{clean(one["where"])}: "{clean(one["message"])}" ({what})'
 
 

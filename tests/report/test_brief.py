@@ -127,7 +127,8 @@ def test_no_remedy_is_cut_within_a_sentence(path: Path) -> None:
         if not one["remedy"]:
             continue
         said = re.search(
-            r"Remedy (.*?)(?= Requests | (?:FAULT|CHOICE|NOTE) | \d+ causes? ruled out| \d+ more finding)",
+            r"Remedy (.*?)(?= Requests | Logged | (?:FAULT|CHOICE|NOTE) | \d+ causes? ruled out"
+            r"| \d+ more finding)",
             text,
         )
         assert said is not None
@@ -151,7 +152,7 @@ def test_what_the_connector_logged_is_said_once() -> None:
         "count": 8,
     }
     report["logged"] = [line]
-    assert 'Logged wait_for_save: "it is full" (warning, pool, 8 times)' in " ".join(shown(report).split())
+    assert 'Logged wait_for_save: "it is full" (warning, 8 times)' in " ".join(shown(report).split())
     report["findings"][0]["remedy"] = ['See why wait_for_save logged "it is full"']
     assert "Logged" not in shown(report)
     report["findings"] = []
