@@ -96,6 +96,12 @@ class Writer:
         return bool(self.plan.role != "consumer")
 
     @property
+    def worker_leaves_stores(self) -> bool:
+        """A consumer's scheduler side offers stores all the same, and its workers pass them over."""
+        in_hooks = self.plan.place in ("layer", "buffer", "end")  # else blocks are held until they are read
+        return self.is_("reads-only") and in_hooks and bool(self.plan.variant % 2)
+
+    @property
     def loads(self) -> bool:
         return bool(self.plan.load != "none")
 

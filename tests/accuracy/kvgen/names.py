@@ -75,6 +75,7 @@ FIELDS = {
     "group": "group kv_group group_id family lane_no",
     "model": "model engine_name family_name tenant realm",
     "rank": "rank tp pair shard topology",
+    "hashes": "block_hashes hashes hash_chain fingerprints page_keys",
     "finished": "finished over done_ids finalize ended_reqs goodbye",
     "running": "running alive unfinished present members crew_ids",
     "scheduled": "scheduled shares portions per_request quota",

@@ -299,7 +299,7 @@ def _guards(w: Writer) -> list[str]:
     lines = []
     if w.is_("misspelt-switch", "disables-itself"):
         lines += [f"if not {w.attribute('enabled')}:", "    return"]
-    if w.is_("role-consumer", "reads-only"):
+    if w.is_("role-consumer", "reads-only") and not w.worker_leaves_stores:
         lines += ["if self._reads_only:", "    return"]
     if w.is_("remainder-never-offered"):
         lines += ["if rid in self._partly:", "    return"]

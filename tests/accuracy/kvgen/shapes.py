@@ -35,6 +35,7 @@ ENTRY_NOISE = {
     "group": "0",
     "model": "'tiny-llama'",
     "rank": "(0, 1)",
+    "hashes": "[str(n).encode() * 6 for n in range(hi // 16)]",
 }
 STEP_NOISE = {
     "finished": ("set", "set(scheduler_output.finished_req_ids)"),

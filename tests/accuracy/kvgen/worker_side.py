@@ -77,7 +77,8 @@ def methods(w: Writer) -> list[Method]:
 
 
 def _puts(w: Writer) -> str:
-    return f"{w.call('each_put')}(meta)"
+    puts = f"{w.call('each_put')}(meta)"
+    return f"(() if self._reads_only else {puts})" if w.worker_leaves_stores else puts
 
 
 def _name(w: Writer, layer: str) -> str:
