@@ -133,8 +133,9 @@ _BEHIND = (
             "config-key-unused": 0.0,  # where nothing was saved: a key that the connector never reads
         },
     ),
-    # A layer that no hook waits for has its KV too late as well.
-    _Behind(frozenset({"load-after-use"}), {"layer-not-hooked": 0.1}),
+    # A layer that no hook waits for has its KV too late as well; and who takes the blocks of others may write
+    # into them, in whatever step.
+    _Behind(frozenset({"load-after-use"}), {"layer-not-hooked": 0.1, "kv-misplaced": 0.25}),
     # That a load came too late is seen of some blocks alone: of others that nothing came, or other KV.
     _Behind(frozenset({"load-not-injected", "kv-load-wrong"}), {"load-after-use": 0.1}),
     # What was not taken, or from other slots, cannot come back as it was.

@@ -47,6 +47,11 @@ def tokens_gone(one: OutsideBytes) -> int:
     return gone // one.token if one.token else 0
 
 
+def tokens_removed(one: OutsideBytes) -> int:
+    """Of these no more than what it removed held."""
+    return min(tokens_gone(one), one.taken_away // one.token) if one.token else 0
+
+
 def removed_in_words(one: OutsideBytes) -> str:
     """``12 of 16 files that it wrote, 3.0 MiB of 4.0 MiB, were removed or emptied by the connector``."""
     what = f"{count(one.removed)} of {plural(one.files, 'file')} that it wrote"

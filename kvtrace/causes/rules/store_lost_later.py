@@ -45,5 +45,5 @@ def rule(case: Case) -> Results:
             "The connector removed files that it had written before the run ended. Is that meant?",
             evidence=[sizes.removed_in_words(one) for one in removed[:3]],
             headline="the connector removed files that it had written",
-            in_files=float(sum(map(sizes.tokens_gone, removed))),
+            in_files=float(sum(map(sizes.tokens_removed, removed))),
         )

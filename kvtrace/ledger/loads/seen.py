@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.intervals import intersect, union
+from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Sign, Signs, signs
 from kvtrace.ledger.loads.steps_seen import LoadEvidence
@@ -65,10 +65,20 @@ class Failed:
     anew: bool = False
 
     def signs(self, accepted: Accepted, slots: Signs = ()) -> Signs:
-        """Which ones is recorded as a number alone: taken to be the last, or of what ``slots`` speak against
-        the last."""
+        """Which ones is recorded as a number alone: taken to be the last, or the last of what ``slots`` speak
+        against."""
         end = accepted.asked.positions[1]
         last = [(end - self.tokens, end)]
         if slots and not self.anew:
-            last = intersect(last, union((start, stop) for start, stop, _ in slots))
+            last = _last_of(union((start, stop) for start, stop, _ in slots), self.tokens)
         return signs(last, Sign(By.REPORT, LoadEnd.FAILED, (self.why,), self.here))
+
+
+def _last_of(parts: Sequence[Interval], tokens: int) -> list[Interval]:
+    """The last so many positions of these."""
+    found: list[Interval] = []
+    for start, end in reversed(parts):
+        if tokens > 0:
+            found.append((max(start, end - tokens), end))
+            tokens -= end - start
+    return found[::-1]
