@@ -133,6 +133,8 @@ _BEHIND = (
             "config-key-unused": 0.0,  # where nothing was saved: a key that the connector never reads
         },
     ),
+    # A consumer is there to load.
+    _Behind(frozenset({"role-does-not-save"}), {"lookup-miss": 0.0, "key-mismatch": 0.0}, LIMIT),
     # A layer that no hook waits for has its KV too late as well; and who takes the blocks of others may write
     # into them, in whatever step.
     _Behind(frozenset({"load-after-use"}), {"layer-not-hooked": 0.1, "kv-misplaced": 0.25}),

@@ -324,6 +324,30 @@ def test_where_no_unit_is_known_lookups_find_whole_blocks(tmp_path: Path) -> Non
     assert finding.evidence[0].endswith("they hold no whole block of 32 tokens")
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_consumer_finds_nothing_of_another_engine(tmp_path: Path, saves: bool) -> None:
+    """kthena#1432: each engine had a memory of its own. That a consumer saves nothing is not the question."""
+    sims = [Sim(tmp_path, layers=1, tag=tag, pid=100 * tag, kv_blocks=8, role=role, ints={"unit": 32})
+            for tag, role in ((1, "kv_producer"), (2, "kv_consumer"))]  # fmt: skip
+    for at, sim in enumerate(sims):
+        sim.clock(at * SECOND)
+        sim.arrive(Prompt(f"r{at}", 130, digest=4))
+        sim.lookup(f"r{at}", 0, 0, 0)
+        entries = [Entry(f"r{at}", 128, 130, 0)] if saves and not at else []
+        sim.step([Chunk(f"r{at}", 0, 130, first=True)], entries, prompts={f"r{at}": 130})
+        if entries:
+            sim.stored(f"r{at}", 0, 128, 0)
+        sim.finish(f"r{at}", 130)
+        sim.write()
+    run = read_run(tmp_path)
+    found = diagnose(replace(run, base=graded(run.base, Grade.READ)))
+    miss = the(found, "lookup-miss")
+    assert ("Do both use one store?" in miss.title) is saves
+    assert (miss.severity == LIMIT) is saves
+    limits = [one.id for one in found.findings if one.severity == LIMIT]
+    assert limits.index("role-does-not-save") == len(limits) - 1 if saves else "lookup-miss" not in limits
+
+
 def test_where_nothing_was_saved_no_lookup_is_told_of(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     for name in "ab":

@@ -66,6 +66,11 @@ def kept_by_then(case: Case, row: LoadOf) -> KeptBefore | None:
     return _most_kept(case, row, {row.engine: ""}, Grade.DECLARED)
 
 
+def kept_elsewhere(case: Case, row: LoadOf) -> KeptBefore | None:
+    """Of any other engine of the run, seen to be read for a save at the least."""
+    return _most_kept(case, row, dict.fromkeys(case.engines.keys() - {row.engine}, ""), Grade.READ)
+
+
 def saved_elsewhere(case: Case) -> list[KeptBefore]:
     """Of :func:`missed_elsewhere` those that another engine had saved, at a place to which both write. That
     is not seen in all bytes there: who does not find them writes the same files anew."""

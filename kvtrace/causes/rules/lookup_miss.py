@@ -44,7 +44,9 @@ def rule(case: Case) -> Results:
     expected = {row.request for row in consumers}
     alike = [row for row in missed if row.shared > row.local and row.request not in expected]
     due = [row for row in alike if loads.due(case, row)]
-    if consumers or (due and not _nothing_to_find(case, due)):
+    if elsewhere := [one for row in consumers if (one := loads.kept_elsewhere(case, row))]:
+        yield _found_nothing_of_others(case, asked, elsewhere)
+    elif consumers or (due and not _nothing_to_find(case, due)):
         yield _found_nothing(case, asked, consumers, due, alike)
     elif less := _less(case, asked):
         yield _found_less(case, asked, less)
@@ -116,6 +118,37 @@ def _found_nothing(
         events=loads.events(case, wanting, CAUSE),
         headline="the lookups found nothing in the store",
     )
+
+
+def _found_nothing_of_others(case: Case, asked: list[LoadOf], elsewhere: list[loads.KeptBefore]) -> Finding:
+    """A consumer's lookups of prompts that another engine had saved. Whether they share a store is asked."""
+    rows, first = [one.row for one in elsewhere], elsewhere[0]
+    tokens = sum(one.tokens - one.row.local for one in elsewhere)
+    unasked = transfers.not_asked(case, case.engines[rows[0].engine], [one.id for one in rows])
+    return loads.finding(
+        case,
+        CAUSE,
+        f"This kv_consumer found nothing of what another engine had saved: "
+        f"{of_all(len(rows), len(asked), 'lookup')} of prompts that begin alike answered 0 "
+        f"({plural(tokens, 'token')}). Do both use one store?",
+        severity=LIMIT,
+        tokens=float(tokens),
+        requests=len(rows),
+        evidence=[
+            *([unasked] if unasked else []),
+            f"{first.by.id} of another engine had saved {count(first.tokens)} tokens and was over; the "
+            f"lookup of {first.row.id}, which begins alike, answered 0",
+        ],
+        events=loads.events(case, rows, CAUSE),
+        remedy=[*([transfers.REMEDY] if unasked else []), _ONE_STORE, CAUSE.remedy],
+        headline="the lookups found nothing of what another engine had saved",
+    )
+
+
+_ONE_STORE = (
+    "See that both engines are given one store (its path or address in kv_connector_extra_config, no memory "
+    "of one process), the same unit, model and dtype, and names that each process makes alike."
+)
 
 
 def _is_seen(kept: loads.KeptBefore) -> bool:
