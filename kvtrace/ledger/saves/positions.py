@@ -174,9 +174,9 @@ def _best_saved(one: StoreResult) -> tuple[int, str]:
 
 def _saved(token: Token, store: StoreResult) -> Outcome:
     grade = _by_return(token, store.grade)
+    if token.unfinished == SaveEnd.PENDING:  # what was read is read, whoever hears of it; the rest may come
+        return _PENDING if grade < Grade.READ else Outcome(SAVED, grade=grade, sent_to=store.sent_to)
     # What is at rest is saved, whether the scheduler ever hears of it or not.
-    if token.unfinished == SaveEnd.PENDING and grade < Grade.WRITTEN:
-        return _PENDING
     if token.unfinished == SaveEnd.FAILED or (token.unfinished and grade < Grade.WRITTEN):
         return Outcome(NOT_SAVED, token.unfinished, Grade.READ)
     return Outcome(SAVED, grade=grade, sent_to="" if grade == Grade.PROVED else store.sent_to)
