@@ -109,8 +109,8 @@ def test_a_save_that_is_told_before_it_is_read_is_early(
     ],
 )
 def test_what_is_at_rest_is_saved_whatever_the_scheduler_hears(end: SaveEnd, grade: Grade, name: str) -> None:
-    """Rows that lay whole in the files, and came back, were called pending and not saved; and what was read was
-    "on its way when the trace ended", where vLLM had not been told of it yet."""
+    """Rows that lay whole in the files, and came back, were called pending and not saved; and what was read
+    was "on its way when the trace ended", where vLLM had not been told of it yet."""
     store = StoreResult(SaveEnd.SAVED, min(grade, Grade.WRITTEN))
     token = Token(stores=(store,), unfinished=end, proved=grade == Grade.PROVED)
     assert decide(token).name == name
