@@ -201,6 +201,7 @@ def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
         ended_in_steps=reported.ended_in_steps(scans),
         logs=reported.logs(scans),
         asking=reported.asking(scans),
+        flags=reported.flags(scans),
         config_keys=reported.config_keys(scans),
         unreadable_metadata=reported.unreadable_metadata(scans),
         watch_limits=reported.watch_limits(scans),

@@ -315,6 +315,16 @@ def asking(scans: Sequence[SpoolScan]) -> frozenset[str]:
     return frozenset(fact.request for fact in said if fact.asks and not fact.returned)
 
 
+def flags(scans: Sequence[SpoolScan]) -> dict[str, frozenset[str]]:
+    """Engine's id of a request -> the flags in its ``kv_transfer_params``: ``'lmcache.skip_save' = true``."""
+    said = (fact for scan in scans for fact in scan.facts_of(facts.HandOverFact))
+    return {
+        fact.request: frozenset(f"'{key}' = {str(value).lower()}" for key, value in fact.flags.items())
+        for fact in said
+        if fact.flags and not fact.returned
+    }
+
+
 def clients(scans: Sequence[SpoolScan]) -> dict[str, str]:
     """Engine's request id -> client's."""
     return {

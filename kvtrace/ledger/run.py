@@ -684,6 +684,8 @@ class Run:
     """What connectors that read KV did outside their processes."""
     asking: frozenset[str] = frozenset()
     """Ids of the requests that ask for a transfer between a prefill and a decode engine."""
+    flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Id of a request -> what else its ``kv_transfer_params`` tell the connector."""
 
     def workers(self) -> list[Worker]:
         return [worker for engine in self.engines for worker in engine.workers]

@@ -280,6 +280,7 @@ class HandOverFact(Document):
         returned: the connector gave them when the request had finished; else they came with the request.
         ids: path of the key ("remote_prefiller.kv_request_id") -> id. Of requests, transfers and engines.
         asks: ``do_remote_prefill``, ``do_remote_decode``: those that are true.
+        flags: other keys that are true or false: what a connector may be told of this request.
     """
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.HAND_OVER
@@ -288,6 +289,7 @@ class HandOverFact(Document):
     returned: bool = False
     ids: Mapping[str, str] = field(default_factory=dict)
     asks: tuple[str, ...] = ()
+    flags: Mapping[str, bool] = field(default_factory=dict)
 
 
 TOLD_EACH = 16

@@ -54,7 +54,7 @@ def test_the_ids_that_the_connector_returns(trace):
 @pytest.mark.parametrize(
     "params",
     [None, {}, [], "x", {1: 2}, {"remote_block_ids": [1]}, {"secret": "s", "host": "h"}, {"user_id": "bob"},
-     {"transfer_id": ""}, {"transfer_id": True}, {"transfer_id": "x" * 300}, {"transfer_id": None}],
+     {"transfer_id": ""}, {1: True}, {"transfer_id": "x" * 300}, {"transfer_id": None}],
 )  # fmt: skip
 def test_what_holds_no_such_id_leaves_no_record(trace, params):
     handover.came_with(SimpleNamespace(request_id="r", kv_transfer_params=params))
@@ -68,6 +68,15 @@ def test_ids_in_a_part_of_the_parameters_and_numbers(trace):
     handover.came_with(SimpleNamespace(request_id="r", kv_transfer_params=params))
     (fact,) = recorded(trace)
     assert fact.ids == {"remote_prefiller.kv_request_id": "7", "disagg_spec.req_id": "q"}
+
+
+def test_flags_tell_a_connector_of_this_request(trace):
+    params = {"lmcache.skip_save": True, "store": False, "ttl": 5, "do_remote_prefill": False}
+    handover.came_with(SimpleNamespace(request_id="r", kv_transfer_params=params))
+    handover.came_with(SimpleNamespace(request_id="s", kv_transfer_params={f"f{i}": True for i in range(99)}))
+    one, many = recorded(trace)
+    assert one.flags == {"lmcache.skip_save": True, "store": False} and not one.asks
+    assert len(many.flags) == 8
 
 
 def test_a_parameter_of_many_ids_is_cut(trace):

@@ -12,7 +12,7 @@ from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, no
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import read_run
-from kvtrace.ledger.run import HookException, StartFailure
+from kvtrace.ledger.run import HookException, OutsideBytes, StartFailure
 from kvtrace.terms import Grade
 from kvtrace.trace.facts import STEP
 from kvtrace.trace.format import Fact
@@ -267,6 +267,19 @@ def test_an_engine_that_ended_says_what_vllm_asserts(tmp_path: Path, line: str, 
     raised = HookException(hook="save_kv_layer", type="OSError", message="x", where="s.py:1", count_so_far=1)
     named = ids(diagnose(replace(run, ended_in_steps=(ended,), exceptions=(raised,))))
     assert "engine-ended" not in named and "hook-raised" in named
+
+
+@pytest.mark.parametrize(("put", "says"), [(4096, "Fix the connector at s.py:1"), (0, "Make /srv/kv/a")])
+def test_a_file_that_is_missing_is_no_place_to_make(tmp_path: Path, put: int, says: str) -> None:
+    """Files had been written there; the one that was to be renamed was never made."""
+    served(tmp_path, [64, 128]).write()
+    error = "[Errno 2] No such file or directory: '/srv/kv/a'"
+    raised = HookException(
+        hook="wait_for_save", type="FileNotFoundError", message=error, where="s.py:1", count_so_far=1
+    )
+    outside = [OutsideBytes("", 1, 4096, 4096, 4096, 4096, 4, put=put)]
+    found = the(diagnose(replace(read_run(tmp_path), exceptions=(raised,), outside=outside)), "hook-raised")
+    assert found.remedy[0].startswith(says)
 
 
 def test_a_connector_without_kv_stores_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from diagnosed import analyse, said, words
+from diagnosed import analyse, said, the, words
 from synth import Entry, Policy, Prompt, Sim, nothing
 from test_load_rules import again
 
@@ -39,6 +39,23 @@ def test_requests_past_the_proxy_are_told_apart(
     text = said(analyse(sim), "metadata-has-no-store")
     assert (ASKED in text, PROXY in text, "as they ask for no transfer" in text) == (told,) * 3
     assert ("by a rule that is not known" in text) is not told
+
+
+def test_a_flag_of_the_requests_left_out_is_named(tmp_path: Path) -> None:
+    """LMCache's skip_save: these requests ask for it, and the others do not."""
+    prompts = [Prompt(f"r{at}", 128, digest=at + 1) for at in range(8)]
+
+    def store(prompt: Prompt, *_: object) -> list[Entry]:
+        return [Entry(prompt.id, 128, -1, 0)] if prompt.id in ("r0", "r1", "r2", "r3", "r4") else []
+
+    sim = Sim(tmp_path)
+    for request in ("r5", "r6", "r7"):
+        told = {"request": request, "returned": False, "ids": {}, "asks": [], "flags": {"skip_save": True}}
+        sim.scheduler.fact(Fact.HAND_OVER, told)
+    sim.serve(prompts, Policy(store))
+    found = the(analyse(sim), "metadata-has-no-store")
+    assert found.pattern == "with kv_transfer_params 'skip_save' = true"
+    assert found.remedy[0].startswith("Nothing to mend where 'skip_save' = true")
 
 
 @pytest.mark.parametrize(("asking", "told"), [(["r0"], True), ([], False), (["r0", "r1"], False)])

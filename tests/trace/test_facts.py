@@ -83,7 +83,7 @@ KEYS = {
     facts.HookExceptionFact: "hook layer step connector type message where count_so_far",
     facts.AgentErrorFact: "where error",
     facts.ClientIdFact: "client engine",
-    facts.HandOverFact: "request returned ids asks",
+    facts.HandOverFact: "request returned ids asks flags",
     facts.SwallowedFact: "hook layer step connector type message where inside asked_by ended went_on "
     "observed_calls count logged broad far",
     facts.LogFact: "logger level message hook layer step connector shown count",

@@ -1,7 +1,7 @@
-"""What a request hands over from one engine to another: the ids in its ``kv_transfer_params``.
+"""What a request hands over from one engine to another, or tells a connector: its ``kv_transfer_params``.
 
 A prefill engine returns them with its answer, a proxy puts them into the request to the decode engine. Ids
-alone are kept: no address, no block numbers.
+and flags alone are kept: no address, no block numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kvtrace.trace.format import Role
 _ID = re.compile(r"(?:^|_)(?:req|request|transfer|xfer|engine)_?id$")
 _ASKS = ("do_remote_prefill", "do_remote_decode")
 _MOST_IDS = 16
+_MOST_FLAGS = 8
 _LONGEST = 200
 _DEEPEST = 2
 
@@ -36,16 +37,23 @@ def _record(req_id: str, params: Any, returned: bool) -> None:
         return
     ids = dict(found for found, _ in zip(_ids(params), range(_MOST_IDS), strict=False))
     asks = tuple(name for name in _ASKS if params.get(name) is True)
-    if ids or asks:
-        AGENT.fact(HandOverFact(req_id, returned, ids, asks), Role.SCHEDULER, flush=False)
+    told = ((key, value) for key, value in _entries(params) if type(value) is bool and key not in _ASKS)
+    flags = (
+        {} if returned else {key: value for (key, value), _ in zip(told, range(_MOST_FLAGS), strict=False)}
+    )
+    if ids or asks or flags:
+        AGENT.fact(HandOverFact(req_id, returned, ids, asks, flags), Role.SCHEDULER, flush=False)
+
+
+def _entries(params: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Those with a text as their key, cut to its length."""
+    return ((key[:_LONGEST], value) for key, value in list(params.items())[:200] if isinstance(key, str))
 
 
 def _ids(params: dict[Any, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """(path of the key, id) of what names a request, a transfer or an engine."""
-    for key, value in list(params.items())[:200]:
-        if not isinstance(key, str):
-            continue
+    for key, value in _entries(params):
         if isinstance(value, dict) and depth < _DEEPEST:
-            yield from _ids(value, f"{path}{key[:_LONGEST]}.", depth + 1)
+            yield from _ids(value, f"{path}{key}.", depth + 1)
         elif type(value) in (str, int) and len(text := str(value)) <= _LONGEST and text and _ID.search(key):
-            yield f"{path}{key[:_LONGEST]}", text
+            yield f"{path}{key}", text

@@ -20,11 +20,13 @@ BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
 REPEATED = "prompts that came before"
 NOT_FIRST, NOT_FIRST_LOAD = "not the first that began in its step", "not the first that loads in its step"
 SINCE = "begun since"
+FLAGGED = "with kv_transfer_params"
 SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found something"
 """How the others fared."""
 _LEAST = 10
 """Ways to choose so many requests of all: one of them by chance is the one that a property tells."""
 _MOST = 2
+_MOST_FLAGS = 16
 
 _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
     "computed in several prefill chunks": lambda _, one: one.chunks > 1 and one.first_end < one.prompt,
@@ -82,7 +84,7 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
     there = f"of the {count(len(those))} others {fared}"
     of_length = partial(_by_length, case, these=these, those=those, here=here, there=there)
     found = of_length(LONG)
-    for words, has in (*_PROPERTIES.items(), *_since(case)):
+    for words, has in (*_PROPERTIES.items(), *_since(case), *_flagged(case)):
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
         if words == NOT_FIRST and (NOT_FIRST_LOAD, True) in found:
             continue
@@ -138,6 +140,22 @@ def _since(case: Case) -> Iterator[tuple[str, Callable[[Case, CaseRequest], bool
     for fact in case.run.swallowed[:_MOST]:
         words = f"{SINCE} {fact.type} was caught in {place(fact.hook)} (at {fact.where})"
         yield words, partial(_begun_since, fact.step)
+
+
+def _flagged(case: Case) -> Iterator[tuple[str, Callable[[Case, CaseRequest], bool]]]:
+    """Whether a request tells its connector something by a flag."""
+    every = dict.fromkeys(flag for told in case.run.flags.values() for flag in sorted(told))
+    for flag in list(every)[:_MOST_FLAGS]:
+        yield f"{FLAGGED} {flag}", partial(_has_flag, flag)
+
+
+def _has_flag(flag: str, case: Case, request: CaseRequest) -> bool:
+    return flag in case.run.flags.get(request.id, ())
+
+
+def flags_of(told: Apart) -> list[str]:
+    """``'skip_save' = true``: what these requests say in their kv_transfer_params, and no other does."""
+    return [words.removeprefix(f"{FLAGGED} ") for words, _ in told if words.startswith(FLAGGED)]
 
 
 def _begun_since(step: int, _: Case, request: CaseRequest) -> bool:

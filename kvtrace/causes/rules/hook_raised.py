@@ -37,6 +37,7 @@ CAUSE = Cause(
 )
 _PATH = re.compile(r"Error: \[Errno \d+\] [^:]+: '(/[^']+?)(?:/…)?'")
 """A path that the configuration names: that it can't be had is no fault of the connector's code."""
+_MISSING = "FileNotFoundError"
 _MISFIT = re.compile(r"\btakes .*argument|unexpected keyword argument|missing .*argument")
 _DOCTOR = "; kvtrace doctor names each hook that does not take what this vLLM gives it"
 _AT_START = (*START_HOOKS, "__init__")
@@ -61,8 +62,10 @@ def claim_read(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[In
 CLAIMS = {Turn.STEP: claim, Turn.READ: claim_read}
 
 
-def _remedy(raised: Sequence[HookException]) -> list[str]:
-    path = next((path for one in raised for path in _PATH.findall(f"{one.type}: {one.message}")), None)
+def _remedy(case: Case, raised: Sequence[HookException]) -> list[str]:
+    writes = any(one.put for one in case.run.outside)  # the place is there: a file of the connector's is not
+    texts = (f"{one.type}: {one.message}" for one in raised if not (writes and one.type == _MISSING))
+    path = next((path for text in texts for path in _PATH.findall(text)), None)
     if path:
         return [f"make {path} a place where this user may write, or configure another one"]
     places = listed(dict.fromkeys(one.where for one in raised if one.where), 2)
@@ -97,7 +100,7 @@ def rule(case: Case) -> Results:
             evidence=evidence,
             events=events,
             headline=f"{hooks} raised {kinds}",
-            remedy=_remedy(raised),
+            remedy=_remedy(case, raised),
         )
         return
     if case.affected(CAUSE):

@@ -129,9 +129,10 @@ class _LeftOut:
     def remedies(self) -> list[str]:
         """What the evidence points at, and then the cause's."""
         apart, part = unlike.numbers_between(self._told), len(self._without) < len(self._rows)
-        since = unlike.caught_before(self._told)
+        since, flags = unlike.caught_before(self._told), unlike.flags_of(self._told)
         return [text for text, holds in (
             (transfers.REMEDY, self._unasked),
+            *((f"nothing to mend where {one} in kv_transfer_params is to mean that", True) for one in flags),
             (f"see {self._limit}: of a prompt no more than that is stored", self._limit),
             (f"see {apart}: it lies between the prompts that are stored and those that are not", apart),
             (_ACROSS_REMEDY, self._all_across),
