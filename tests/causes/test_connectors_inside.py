@@ -102,6 +102,23 @@ def test_what_another_one_loads_the_scheduler_does_not_hold(tmp_path: Path) -> N
     assert "prompt_logprobs" not in words(finding)
 
 
+@pytest.mark.parametrize("taken", [32, 96])
+def test_one_that_offered_more_than_the_first_is_named(tmp_path: Path, taken: int) -> None:
+    """vllm#50546: MultiConnector takes the first one that answers, however little it has."""
+    sim = Several(tmp_path / "run", ["First", "Second"], kv_blocks=64)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, taken, taken)
+    sim.lookup("a", 0, taken, taken, connector=sim.inner["First"][0])
+    sim.lookup("a", 0, 96, 0, connector=sim.inner["Second"][0])
+    sim.step([Chunk("a", taken, 128 - taken, first=True)], prompts={"a": 128})
+    sim.finish("a", 128)
+    found = [one for one in analyse(sim).findings if one.id == "lookup-clamped"]
+    assert [(one.connector, one.tokens, one.severity) for one in found] == (
+        [("Second", 64, "limit")] if taken == 32 else []
+    )
+    assert all("put the one that holds most" in one.remedy[0] for one in found)
+
+
 def test_a_dead_one_beside_a_good_one_comes_first(tmp_path: Path) -> None:
     diagnosis = analyse(dead_beside_good(tmp_path))
     assert tokens(diagnosis) == {"saved": 288, "not-saved:below-save-granularity": 4}

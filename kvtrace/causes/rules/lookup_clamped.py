@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import loads
@@ -62,6 +64,7 @@ def rule(case: Case) -> Results:
     if beyond := [row for row in case.run.load_rows if row.local + (row.answer or 0) > row.prompt]:
         yield _beyond(case, beyond)
         return
+    yield from _behind_others(case)
     clamped = loads.affected(case, CAUSE)
     if not clamped:
         offered = [row for row in case.run.load_rows if row.offered]
@@ -101,6 +104,43 @@ def rule(case: Case) -> Results:
         headline=f"{plural(tokens, 'offered token')} not taken by the scheduler",
         severity=NOTE if harmless else CAUSE.severity,
     )
+
+
+def _behind_others(case: Case) -> Iterator[Finding]:
+    """Of several connectors inside one: those that offered more than the one whose offer was taken."""
+    taken = {row.request: row.offered for row in case.run.load_rows if row.answer is not None}
+    for part in case.run.parts:
+        more = {
+            row.request: row.offered - taken[row.request]
+            for row in part.run.load_rows
+            if row.offered > taken.get(row.request, row.offered) > 0
+        }
+        if not more:
+            continue
+        rows = [row for row in part.run.load_rows if row.request in more]
+        first = max(rows, key=lambda row: more[row.request])
+        finding = loads.finding(
+            case,
+            CAUSE,
+            f"{plural(sum(more.values()), 'token')} that it offered were computed again, as another "
+            f"connector was asked first and has fewer ({plural(len(rows), 'request')}). Is that meant?",
+            tokens=float(sum(more.values())),
+            requests=len(rows),
+            evidence=[
+                f"{first.id}: {count(first.offered)} tokens offered, {count(taken[first.request])} taken, of "
+                "the other one"
+            ],
+            events=loads.events(case, rows, CAUSE),
+            remedy=[_FIRST_OF_ALL],
+            headline="tokens that it offered were computed again, as another one has fewer",
+        )
+        yield replace(finding, connector=part.name, title=f"{part.name}: {finding.title}")
+
+
+_FIRST_OF_ALL = (
+    "MultiConnector takes the first in 'connectors' that answers with any tokens: put the one that holds "
+    "most of a prompt first."
+)
 
 
 def _beyond(case: Case, rows: list[LoadOf]) -> Finding:
