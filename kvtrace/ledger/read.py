@@ -180,6 +180,7 @@ def _books(
         perhaps_late=frozenset(row for one in slots.values() for row in one.perhaps_late),
         in_common=in_common(requests),
         compared=contents.blocks, across_salts=contents.salted,
+        apart=contents.apart, from_apart=contents.from_apart,
         total=saves.total,
         notes=[*unfinished(requests), *_ended_badly(files[0], scans), *_notes(found, engines)],
         partly_watched=list(_partly_watched(scans, requests)),

@@ -678,6 +678,10 @@ class Run:
     """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
     across_salts: Mapping[int, int] = field(default_factory=dict)
     """Row of a request -> tokens of its load that only requests under another cache salt had computed."""
+    apart: int = 0
+    """Blocks that two engines computed, no layer of any to the same: neither proves a load of the other."""
+    from_apart: Mapping[int, int] = field(default_factory=dict)
+    """Row of a request -> tokens of its load that only such another engine had computed to this."""
     states: States | None = None
     """The book of layers that keep a state a request; None where there is none."""
     outside: Sequence[OutsideBytes] = ()

@@ -607,6 +607,36 @@ def test_engines_of_another_model_or_dtype_compute_other_kv(tmp_path: Path, mode
     assert unsure(run, 3) and not proved(run, LOADED) and not proved(run, SAVED)
 
 
+@pytest.mark.parametrize(
+    ("second", "layers", "apart"),
+    [([15, 16, 17, 18], 0, 4), ([15, 16, 17, 18], 33, 0), ([15, 6, 17, 18], 0, 0)],
+)
+def test_an_engine_of_other_weights_proves_no_load(
+    tmp_path: Path, second: list[int], layers: int, apart: int
+) -> None:
+    """``layers``: the KV that both computed in their first layer, if any: so they have the same weights."""
+    one = Cache(tmp_path).computes("a", [5, 6, 7, 8])
+    other = Cache(tmp_path, tag=8, pid=200).computes("b", second)
+    for cache, request in ((one, "a"), (other, "b")) if layers else ():
+        cache.sim.of_layers(request, [(layers, 50 if request == "a" else 60)])
+    other.loads("c", [5, 6, 7, 9])
+    one.sim.write()
+    run = other.run()
+    assert run.apart == apart and lost(run) == 0
+    assert run.compared == ({"not compared": 3} if apart else {"equal": 3})
+    questions = [found for found in diagnose(run).findings if found.id == "kv-load-wrong"]
+    assert [(one.severity, one.tokens) for one in questions] == ([("limit", 3 * BLOCK)] if apart else [])
+
+
+def test_what_a_step_computed_behind_a_failed_load_is_no_proof(tmp_path: Path) -> None:
+    """vLLM throws that step away, and computes the tokens anew; the connector may have stored it."""
+    cache = Cache(tmp_path).loads("a", [95, 96, 97, 98])
+    cache.sim.step([Chunk("a", 0, 128)], prompts={"a": 128})
+    cache.sim.prints("a", [5, 6, 7, 8])
+    run = cache.loads("b", [5, 6, 7, 98], blocks=4).run()
+    assert run.compared == {"equal": 3, "not compared": 1}
+
+
 def test_a_load_known_to_have_failed_is_left_to_its_cause(tmp_path: Path) -> None:
     """What vLLM computes again after a failed load was never used."""
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 99, 9])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from kvtrace.causes.case import MAX_EVENTS
 from kvtrace.causes.diagnosis import Finding, RuledOut
@@ -35,7 +36,8 @@ CAUSE = Cause(
         "one load, or is none of those that the same tokens computed to in this run on that rank, though "
         "each of these is known and the store had nothing for them before. The "
         "fingerprints of single layers tell which of them differ. A choice: it is what the same tokens "
-        "computed to, for requests under another cache_salt alone."
+        "computed to, for requests under another cache_salt alone, or on an engine alone that computes the "
+        "same tokens to other KV."
     ),
     remedy=(
         "Check the key (all tokens up to the end of what is stored, model, layer, rank), the order of the "
@@ -73,6 +75,34 @@ _BY_WORDS = (
 _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
     "prompt's first one: the first num_computed_tokens of the lookup stand in the GPU's prefix cache"
+)
+
+
+class _Question(NamedTuple):
+    """Of tokens that were loaded: who alone had computed them, and what is asked of that."""
+
+    whose: str
+    question: str
+    evidence: str
+    event: str
+    remedy: str
+
+
+_ACROSS_SALTS = _Question(
+    "in this run only requests under another cache_salt had computed",
+    "Is that meant?",
+    "they hold exactly what the same tokens computed to there, and no request under their own salt had "
+    "computed them by then; a store from before this run may have had them",
+    "loaded across salts",
+    "put the request's cache_salt into the key: vLLM shares no KV between requests whose salts differ",
+)
+_FROM_APART = _Question(
+    "an engine had computed that computes the same tokens to other KV",
+    "Have these engines the same weights?",
+    "both engines computed {blocks} of the same tokens, and no layer of any to the same KV: that is so with "
+    "other weights, or where all differ in their last bits",
+    "loaded of the other engine's",
+    "put what tells the weights apart (their revision, or a hash) into the key, beside the model's name",
 )
 _FILLS = frozenset({"DecodeBenchConnector"})
 """vLLM's own, that fills KV with made-up numbers, to measure decode steps alone."""
@@ -122,7 +152,9 @@ def rule(case: Case) -> Results:
             headline="loaded KV is not what its tokens compute to",
         )
     elif case.run.across_salts:
-        yield _across_salts(case)
+        yield _question(case, case.run.across_salts, _ACROSS_SALTS)
+    elif case.run.from_apart:
+        yield _question(case, case.run.from_apart, _FROM_APART)
     elif equal and not unequal:
         tokens = int(sum(row.proved / case.engines[row.engine].pairs for row in accepted))
         loaded = sum(row.accepted for row in accepted)
@@ -140,30 +172,25 @@ def rule(case: Case) -> Results:
         )
 
 
-def _across_salts(case: Case) -> Finding:
-    """A choice to confirm: the store may have had them under their own salt before this run."""
-    found = case.run.across_salts
+def _question(case: Case, found: Mapping[int, int], asked: _Question) -> Finding:
+    """``found``: row of a request -> tokens. A choice to confirm: the store may have had them before this
+    run, or the engines differ in the last bits alone."""
     tokens, who = sum(found.values()), [case.requests[row] for row in found]
     return case.finding(
         CAUSE,
-        f"{plural(tokens, 'token')} of {plural(len(who), 'request')} were loaded that in this run only "
-        "requests under another cache_salt had computed. Is that meant?",
+        f"{plural(tokens, 'token')} of {plural(len(who), 'request')} were loaded that {asked.whose}. "
+        f"{asked.question}",
         severity=LIMIT,
         tokens=tokens,
         requests=len(who),
         grade=Grade.PROVED,
-        evidence=[
-            "they hold exactly what the same tokens computed to there, and no request under their own salt "
-            "had computed them by then; a store from before this run may have had them"
-        ],
+        evidence=[asked.evidence.format(blocks=plural(case.run.apart, "block"))],
         events=[
-            Event(one.id, one.first_step, f"{plural(found[one.row], 'token')} loaded across salts")
+            Event(one.id, one.first_step, f"{plural(found[one.row], 'token')} {asked.event}")
             for one in who[:MAX_EVENTS]
         ],
-        headline=f"{plural(tokens, 'token')} loaded that requests under another cache_salt had computed",
-        remedy=[
-            "put the request's cache_salt into the key: vLLM shares no KV between requests whose salts differ"
-        ],
+        headline=f"{plural(tokens, 'token')} loaded that {asked.whose}",
+        remedy=[asked.remedy],
     )
 
 

@@ -2,8 +2,9 @@
 
 A loaded block is *proved* where its fingerprint is one of those that earlier requests with the same tokens up
 to its end computed: two computations of the same tokens may differ in their last bits, so it has to be one of
-them, not a certain one. Where no write into it was seen and the same block of the cache held it before, it
-proves nothing. It is *wrong*
+them, not a certain one. Engines that computed the same tokens, and no layer to the same, have other
+weights for all that is known: neither proves a load of the other. Where no write into it was seen and the
+same block of the cache held it before, it proves nothing. It is *wrong*
 
 - where it is what other tokens computed to, or the same tokens in another place: then it is known whose;
 - where one load put the same KV into two places;
@@ -22,6 +23,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -86,6 +88,8 @@ class Contents:
         written: requests into whose slots something was seen to be written.
         salted: tokens of its load that hold what a request under another cache salt computed for the same
             positions, and nobody under its own.
+        apart: blocks that two engines computed, no layer of any to the same.
+        from_apart: row -> tokens of its load that only such another engine had computed to this.
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
@@ -95,6 +99,8 @@ class Contents:
     blocks: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[int] = frozenset()
     salted: Mapping[int, int] = field(default_factory=dict)
+    apart: int = 0
+    from_apart: Mapping[int, int] = field(default_factory=dict)
 
     def unequal(self, rows: Iterable[int]) -> Mapping[int, Sequence[Returned]]:
         """Positions of which another's KV, or nobody's, came back to these requests, by whoever begins with
@@ -142,6 +148,7 @@ def compare(
     alone = unwritten_blocks(workers, places, written) if places is not None else {}
     other = changed(workers, places) if places is not None else set()
     salted: dict[int, list[Interval]] = defaultdict(list)
+    from_apart: dict[int, list[Interval]] = defaultdict(list)
     shapes = dict.fromkeys(one.shape for one in workers)
     judges = {shape: _Judge(shape, workers, requests, prefixes) for shape in shapes}
     for judge in judges.values():
@@ -152,6 +159,8 @@ def compare(
                 continue
             if not savers and (pairs, block) not in same_before and judge.of_another_salt(block):
                 salted[block.row].append((block.start, block.end))
+            if not savers and judge.of_one_apart(block):
+                from_apart[block.row].append((block.start, block.end))
             found = None if savers else _found(judge, pairs, block, alone)
             blocks[EQUAL if savers else WRONG if found else NOT_COMPARED] += 1
             for row in (block.row, *savers) if savers else ():
@@ -171,8 +180,13 @@ def compare(
     _altered(wrong, blocks)
     return Contents(
         wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written),
-        {row: length(union(parts)) for row, parts in salted.items()},
+        _tokens(salted), max((most for one in judges.values() for most in one.apart.values()), default=0),
+        _tokens(from_apart),
     )  # fmt: skip
+
+
+def _tokens(found: Mapping[int, Sequence[Interval]]) -> dict[int, int]:
+    return {row: length(union(parts)) for row, parts in found.items()}
 
 
 def _by_row(found: Mapping[tuple[int, int], Sequence[Interval]]) -> Mapping[int, Sequence[Returned]]:
@@ -359,6 +373,29 @@ class _Judge:
                 self._in_step[key] = min(self._in_step.get(key, block.start), block.start)
             elif (block.value, block.end) not in loaded:
                 self._strange[prefixes.digest(block.row, block.end), block.end].add(block.value)
+        self.apart = self._never_alike()
+        """Two engines, the lower number first -> blocks that both computed, no layer of any to the same."""
+
+    def _never_alike(self) -> dict[tuple[int, int], int]:
+        """Of requests that loaded nothing: on what was loaded all behind it depends. The first layer's KV is
+        the same, to the last bit, more often than that of all layers."""
+        by_tokens: dict[tuple[int, int], dict[int, set[tuple[int, int]]]]
+        by_tokens = defaultdict(lambda: defaultdict(set))
+        for (row, end), blocks in self._computed.items() if len(self._pairs) > 1 else ():
+            digest = self._prefixes.digest(row, end)
+            if digest and any(chunk.start == 0 for chunk in self._requests[row].chunks):
+                for one in blocks:
+                    values = {-1: one.value, **self.by_layer.of(one)}
+                    by_tokens[digest, end][self._requests[row].engine].update(
+                        (layer, value) for layer, value in values.items() if value
+                    )
+        both, alike = Counter[tuple[int, int]](), set[tuple[int, int]]()
+        for found in by_tokens.values():
+            for pair in combinations(sorted(found), 2):
+                both[pair] += 1
+                if not found[pair[0]].isdisjoint(found[pair[1]]):
+                    alike.add(pair)
+        return {pair: most for pair, most in both.items() if pair not in alike}
 
     def loaded(self) -> Iterable[tuple[int, Block]]:
         """(pairs, block) of every loaded block, in the order of the steps."""
@@ -389,6 +426,19 @@ class _Judge:
             for one in self._by_value.get(block.value, ())
         )
 
+    def of_one_apart(self, block: Block) -> bool:
+        """Whether an engine that computes the same tokens to other KV had computed them to exactly this."""
+        engine, digest = self._requests[block.row].engine, self._prefixes.digest(block.row, block.end)
+        return digest != 0 and any(
+            (one.start, one.end) == (block.start, block.end)
+            and self._prefixes.digest(one.row, one.end) == digest
+            and self._are_apart(self._requests[one.row].engine, engine)
+            for one in self._by_value.get(block.value, ())
+        )
+
+    def _are_apart(self, engine: int, other: int) -> bool:
+        return (min(engine, other), max(engine, other)) in self.apart
+
     def wrong(self, block: Block) -> _Why | None:
         """Why a block that nobody with its tokens computed is wrong; None: it is not known to be."""
         if not self._telling:
@@ -414,6 +464,8 @@ class _Judge:
 
     def _before(self, row: int, block: Block) -> list[Block]:
         """The same tokens of a request, as they were computed before ``block`` was loaded."""
+        if self._are_apart(self._requests[row].engine, self._requests[block.row].engine):
+            return []
         found = self._computed.get((row, block.end), ())
         t = self._began(block.row, block.step)
         return [one for one in found if one.start == block.start and self._began(row, one.step) < t]
