@@ -55,4 +55,14 @@ def test_a_configured_path_not_to_be_had_is_no_fault_of_code(message: str, remed
     raised = HookException(
         hook="save_kv_layer", type="PermissionError", message=message, where="kv/store.py:12 in save"
     )
-    assert hook_raised._remedy([raised])[0].startswith(remedy_says)
+    assert hook_raised._remedy([raised], False)[0].startswith(remedy_says)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_missing_file_of_the_connectors_own_is_no_place_to_make(writes: bool) -> None:
+    message = "[Errno 2] No such file or directory: '/srv/kv/7.bin'"
+    raised = HookException(
+        hook="start_load_kv", type="FileNotFoundError", message=message, where="c.py:3 in f"
+    )
+    said = hook_raised._remedy([raised], writes)[0]
+    assert said.startswith("Fix the connector at c.py:3" if writes else "make /srv/kv/7.bin a place")

@@ -72,7 +72,7 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.config", "ParallelConfig", "decode_context_parallel_size", since("0.11.1")),
     _reads("vllm.config", "ParallelConfig", "prefill_context_parallel_size", since("0.12.0")),
     _reads("vllm.config", "SchedulerConfig", "max_num_batched_tokens max_num_seqs enable_chunked_prefill"),
-    _reads("vllm.config", "CacheConfig", "block_size enable_prefix_caching"),
+    _reads("vllm.config", "CacheConfig", "block_size enable_prefix_caching prefix_caching_hash_algo"),
     _reads("vllm.config", "CompilationConfig", "static_forward_context"),
     _reads("vllm.config", "CompilationConfig", "cudagraph_mode", since("0.10.2")),
     _reads("vllm.config", "KVTransferConfig", "kv_connector kv_role kv_connector_extra_config"),

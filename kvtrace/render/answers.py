@@ -243,6 +243,8 @@ def generated(report: Report) -> str:
 
 
 _ALTERED = "not-loaded:kv-altered"
+_MISS = "lookup-miss"
+"""Among the causes ruled out where there was nothing to find."""
 
 
 def loaded(report: Report) -> str:
@@ -262,6 +264,9 @@ def loaded(report: Report) -> str:
     numbers = f", {count(other_numbers)} as other numbers than were computed" if other_numbers else ""
     seen = _how_loads_were_seen(ledger) if came else ""
     said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}{seen}{numbers}"
+    new = [one["evidence"] for one in report["ruled_out"] if one["id"] == _MISS] if not came else []
+    if new and len(rest) == 1:
+        rest = [f"{rest[0]} ({clean(new[0], 200)})"]
     return f"{said}; {', '.join(rest)}." if rest else f"{said}."
 
 

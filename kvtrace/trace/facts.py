@@ -150,6 +150,7 @@ class EngineFact(Document):
     connector: int | None = None
     kv_groups: tuple[KvGroup, ...] = ()
     multimodal: bool | None = None
+    hash_algo: str | None = None
 
     @property
     def known(self) -> bool:

@@ -14,6 +14,8 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.case import make_case
 from kvtrace.causes.cause import LOADS
+from kvtrace.causes.evidence.loads import KeptBefore
+from kvtrace.causes.evidence.settings import differing, set_alike
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.rules import key_mismatch
 from kvtrace.causes.rules.already_stored import there_before
@@ -104,6 +106,23 @@ def test_another_engine_stored_it_at_the_same_place(tmp_path: Path, same_place: 
     assert (finding.severity, finding.tokens, finding.requests) == (LIMIT, 128, 1)
     assert "both write at or below /srv/0: r0 had saved 128 tokens and was over" in words(finding)
     assert finding.evidence[1] == "stored again: the only such prompt" and "hashlib" in finding.remedy[0]
+
+
+def test_settings_that_differ_between_engines_are_named(tmp_path: Path) -> None:
+    """What another engine saved is not found: of equal settings there is nothing to say."""
+    given = {"hash_algo": "sha256", "kv_transfer": {"connector": "C", "extra": {"a": {"b": 64}, "c": "/x"}}}
+    unlike = {"hash_algo": None, "kv_transfer": {"connector": "C", "extra": {"a": {"b": 32}, "c": "/x"}}}
+    for tag, own in ((1, given), (2, given), (3, unlike)):
+        sim = Sim(tmp_path, tag=tag, pid=100 * tag, engine_facts=own)
+        sim.one_step(f"r{tag}", 64, [])
+        sim.write()
+    case = make_case(read_run(tmp_path))
+    rows = case.run.load_rows
+    missed = [KeptBefore(rows[2], case.requests[by], 64) for by in (0, 1)]
+    assert differing(case, [KeptBefore(rows[1], case.requests[0], 64)]) == []
+    named = ["prefix_caching_hash_algo (not set here, sha256 there)", '"a.b" (32 here, 64 there)']
+    assert differing(case, missed) == named
+    assert ", ".join(named) in set_alike(named)[0] and not set_alike([])
 
 
 def test_key_mismatch(tmp_path: Path) -> None:

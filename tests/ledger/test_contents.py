@@ -717,6 +717,28 @@ def test_other_numbers_are_a_choice_unless_some_are_others(
     assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
 
 
+@pytest.mark.parametrize(
+    ("failing", "right", "severity"), [("bc", "d", "fault"), ("b", "d", "limit"), ("bc", "", "limit")]
+)
+def test_other_numbers_beside_reported_blocks_are_no_choice(
+    tmp_path: Path, failing: str, right: str, severity: str
+) -> None:
+    """LMCache#3022: of a load that found no room the end was reported, and the rest was never read."""
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8])
+    for request in failing:
+        cache.loads(request, [95, 96, 0, 9])
+        cache.sim.load_errors(0, cache.sim.step_id, 1)
+        cache.sim.step([Chunk(request, 64, 64)], prompts={request: 128})
+        cache.sim.prints(request, [7, 8], first=2)
+    for request in "ef" if len(failing) < 2 else ():
+        cache.loads(request, [95, 96, 97, 9])
+    for request in right:
+        cache.loads(request, [5, 6, 7, 9])
+    found = [one for one in diagnose(cache.run()).findings if one.id == "kv-altered"]
+    assert [one.severity for one in found] == [severity]
+    assert found[0].remedy[0].startswith("Report all") is (severity == "fault")
+
+
 def test_what_was_stored_too_early_comes_back_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half-computed blocks came back as they were stored: that was a choice of its own, and the blocks beside
     them had "not been compared"."""

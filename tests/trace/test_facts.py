@@ -72,7 +72,7 @@ KEYS = {
     facts.EngineFact: "tag vllm torch platform model dp_rank tp pp dp block_size "
     "max_num_batched_tokens max_num_seqs max_model_len prefix_caching "
     "chunked_prefill enforce_eager cudagraph_mode scheduler kv_transfer "
-    "connector_created connector kv_groups multimodal",
+    "connector_created connector kv_groups multimodal hash_algo",
     facts.KvTransfer: "connector role module_path engine_id extra",
     facts.KvGroup: "kind block_size layers window dtype",
     facts.WorkerFact: "tag ordinal rank tp_rank pp_rank dp_rank worker_class device "

@@ -151,6 +151,7 @@ def engine(scheduler: Any, tag: int) -> EngineFact:
         connector=index_of(connector),
         kv_groups=kv_groups(getattr(scheduler, "kv_cache_config", None)),
         multimodal=get(config, "model_config.multimodal_config") is not None,
+        hash_algo=plain(get(config, "cache_config.prefix_caching_hash_algo")),
     )
 
 

@@ -62,8 +62,8 @@ def claim_read(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[In
 CLAIMS = {Turn.STEP: claim, Turn.READ: claim_read}
 
 
-def _remedy(case: Case, raised: Sequence[HookException]) -> list[str]:
-    writes = any(one.put for one in case.run.outside)  # the place is there: a file of the connector's is not
+def _remedy(raised: Sequence[HookException], writes: bool) -> list[str]:
+    """``writes``: it does, elsewhere in the run: what is missing is a file of its own, and no place."""
     texts = (f"{one.type}: {one.message}" for one in raised if not (writes and one.type == _MISSING))
     path = next((path for text in texts for path in _PATH.findall(text)), None)
     if path:
@@ -100,7 +100,7 @@ def rule(case: Case) -> Results:
             evidence=evidence,
             events=events,
             headline=f"{hooks} raised {kinds}",
-            remedy=_remedy(case, raised),
+            remedy=_remedy(raised, any(one.put for one in run.outside)),
         )
         return
     if case.affected(CAUSE):

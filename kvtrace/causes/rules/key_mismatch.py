@@ -7,7 +7,7 @@ from functools import partial
 
 from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.diagnosis import Fields, Finding
-from kvtrace.causes.evidence import loads, sizes
+from kvtrace.causes.evidence import loads, settings, sizes
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
@@ -261,7 +261,7 @@ def _of_other_engines(case: Case, missed: list[loads.KeptBefore]) -> Finding:
             Event(one.row.id, one.row.step, f"{count(one.tokens)} tokens saved by {one.by.id}; lookup 0")
             for one in missed[:3]
         ],
-        remedy=[_ALIKE_IN_EACH, _BLOCK_HASHES],
+        remedy=[*settings.set_alike(settings.differing(case, missed)), _ALIKE_IN_EACH, _BLOCK_HASHES],
         headline="what another engine saved at the same place is not found",
     )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.rule import LIMIT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.causes.rules.kv_load_wrong import stored_so
 from kvtrace.ledger.contents.compare import ALTERED, EQUAL
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import of_all, plural
 
 _ASK = "Ask kvtrace verify by how much they differ."
@@ -19,7 +22,8 @@ CAUSE = Cause(
     seen_as=(
         "The fingerprints of loaded blocks differ from those of the same tokens as they were computed, in "
         "all layers, and no loaded block is known to be that of other tokens or of another place. Fewer "
-        "bits, in one tier of a store or in all, look so, and so does KV that was spoilt."
+        "bits, in one tier of a store or in all, look so, and so does KV that was spoilt. A fault where each "
+        "of these loads failed in part, and what came in others is right."
     ),
     remedy=(
         f"{_ASK} Where fewer bits are meant, say so in the connector's documentation and check what the "
@@ -38,12 +42,15 @@ def rule(case: Case) -> Results:
         size = ", though as many bytes came to rest as were read" if whole else ""
         lost = loads.tokens(case, hit, CAUSE)
         first = stored_so(case, lost)
-        meant = "" if first else " Is that meant?"
+        spoilt = _failed_beside(case, hit)
+        meant = "" if first or spoilt else " Is that meant?"
         yield loads.finding(
             case,
             CAUSE,
             f"{plural(lost, 'token')} came back as other numbers than were computed, {where}{size}.{meant}",
+            severity=FAULT if spoilt else CAUSE.severity,
             evidence=[
+                *([_BESIDE] if spoilt else []),
                 *([_IN_PART.format(plural(equal, "block"))] if equal else []),
                 *loads.reasons_and_places(case, hit, CAUSE),
                 "none of them is known to be other KV",
@@ -51,6 +58,7 @@ def rule(case: Case) -> Results:
             headline="loaded blocks hold other numbers than were computed",
             remedy=first
             or [
+                *([_REPORT_ALL] if spoilt else []),
                 *([_PARTS_LATER if all(row.asynchronous for row in hit) else _PARTS] if equal else []),
                 *([f"{_ASK} {_ORDER}"] if whole else [CAUSE.remedy, _ORDER]),
             ],
@@ -74,6 +82,28 @@ _ORDER = (
     "Rounding is a small part of the numbers; where it is more, compare the order of dimensions in which KV "
     "is written with that in which it is read back."
 )
+
+
+_BESIDE = (
+    "each of these loads failed in part, and was reported; what came in the loads that did not fail is what "
+    "its tokens compute to"
+)
+_SEVERAL = 2
+_REPORT_ALL = (
+    "report all that was not read (get_block_ids_with_load_errors), not its end alone: a buffer that nobody "
+    "filled is no KV"
+)
+
+
+def _failed_beside(case: Case, hit: Sequence[LoadOf]) -> bool:
+    """Whether several loads failed in part, all of these, and others that did not fail came right: no store
+    of fewer bits tells them apart."""
+    if len(hit) < _SEVERAL:
+        return False
+    others = [row for row in loads.accepted(case) if row not in hit and row.proved]
+    return all(LoadEnd.FAILED in row.ends for row in hit) and any(
+        LoadEnd.FAILED not in row.ends for row in others
+    )
 
 
 def _as_many_bytes(case: Case) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvtrace.causes.diagnosis import Finding
-from kvtrace.causes.evidence import loads, transfers, unlike
+from kvtrace.causes.evidence import loads, settings, transfers, unlike
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import Grade
@@ -140,7 +140,12 @@ def _found_nothing_of_others(case: Case, asked: list[LoadOf], elsewhere: list[lo
             f"lookup of {first.row.id}, which begins alike, answered 0",
         ],
         events=loads.events(case, rows, CAUSE),
-        remedy=[*([transfers.REMEDY] if unasked else []), _ONE_STORE, CAUSE.remedy],
+        remedy=[
+            *([transfers.REMEDY] if unasked else []),
+            *settings.set_alike(settings.differing(case, elsewhere)),
+            _ONE_STORE,
+            CAUSE.remedy,
+        ],
         headline="the lookups found nothing of what another engine had saved",
     )
 
