@@ -181,7 +181,7 @@ RULES: tuple[Rule, ...] = (
                 lambda *_: import_module("kvtrace.ledger.contents.by_layer").Differing(None),
             ),
             ("contents: layers of other groups and ranks", "contents.by_layer:ByLayer._in_others", {}),
-            ("contents: a step that was thrown away", "contents.prints:_thrown_away", _false),
+            ("requests: what a step computed in vain", "requests:Request.computed_anew", _nothing),
             ("contents: engines of other weights", "contents.compare:_Judge._never_alike", _no_table),
             ("contents: the same KV before", "contents.compare:remaining", lambda *_: set()),
             ("contents: unwritten blocks", "contents.compare:unwritten_blocks", _no_table),

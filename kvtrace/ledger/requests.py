@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.intervals import Interval, intersect, union
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.ledger.steps import Array, Steps
+from kvtrace.ledger.steps import NEVER, Array, Steps
 from kvtrace.trace import facts, rows
 from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, STEP_SHIFT, Flag, Kind, Role
 
@@ -134,6 +134,16 @@ class Request:
         may be read for whoever else had them, or will have them."""
         held = any(one.store and one.begun for one in self.transfers)
         return 0 < self.last_step < step and not held
+
+    def computed_anew(self, step: int) -> list[Interval]:
+        """Positions of the prompt that steps up to this one computed, and a later one once more, with no
+        preemption between: as a load had failed, vLLM threw away what these steps computed."""
+        if not self.external:
+            return []
+        until = self.preempted[0][0] if self.preempted else NEVER
+        before = union((one.start, one.end) for one in self.chunks if one.step <= step)
+        again = union((one.start, one.end) for one in self.chunks if step < one.step < until)
+        return intersect(intersect(before, again), [(0, self.prompt)])
 
     @property
     def arrived(self) -> int:

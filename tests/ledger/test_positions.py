@@ -11,6 +11,7 @@ import pytest
 from both_books import balanced
 from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 
+from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.saves.calls import Call
@@ -837,6 +838,27 @@ def test_a_unit_that_is_read_as_it_begins_to_fill_is_stale(tmp_path: Path) -> No
     prefill(sim, "a", 40, 64)
     sim.finish("a", 64)
     assert alike(sim) == {(0, 40): SAVED, (40, 64): STALE}
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_a_step_computed_behind_a_failed_load_is_stale(tmp_path: Path, again: bool) -> None:
+    """UCM#1007: vLLM throws that step away, and computes anew; what was dumped in it is no one's KV."""
+    sim = cache(tmp_path)
+    sim.arrive(Prompt("a", 96))
+    sim.lookup("a", 0, 32, 32)
+    sim.grow("a", 96)
+    sim.step([Chunk("a", 32, 64, first=True)], prompts={"a": 96})
+    sim.load_errors(0, sim.step_id, 1)
+    sim.read("a", 32, 96)
+    sim.step([Chunk("a", 0, 96)], prompts={"a": 96})
+    if again:
+        sim.read("a", 32, 96)
+    sim.finish("a", 96)
+    assert alike(sim)[32, 96] == (SAVED if again else STALE)
+    found = [one for one in diagnose(read_run(sim.dir)).findings if one.id == "kv-stale"]
+    assert [one.remedy[0][:47] for one in found] == (
+        [] if again else ["Store nothing of a request in a step in which i"]
+    )
 
 
 def test_blocks_read_after_they_went_to_another_request(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from functools import partial
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, intersect, length, union
-from kvtrace.ledger.requests import ComputedChunk, Request
+from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.ledger.steps import NEVER
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT
 from kvtrace.trace.reader import Records, layers_in
@@ -225,15 +224,8 @@ def origin_of(request: Request, accepted: Interval | None, block: Interval, step
     here = [chunk for chunk in request.chunks if chunk.start < end and chunk.end > start]
     computed = union((chunk.start, chunk.end) for chunk in here if chunk.step <= step)
     if length(intersect([block], computed)) == end - start:
-        return Origin.OTHER if _thrown_away(request, here, step) else Origin.COMPUTED
+        return Origin.OTHER if intersect([block], request.computed_anew(step)) else Origin.COMPUTED
     # What is computed after all was loaded in vain: the load failed.
     if here or accepted is None or not accepted[0] <= start < end <= accepted[1]:
         return Origin.OTHER
     return Origin.LOADED
-
-
-def _thrown_away(request: Request, here: Sequence[ComputedChunk], step: int) -> bool:
-    """Whether vLLM computed anew what this step computed, as it does behind a load that failed. ``here``: the
-    chunks of a block."""
-    until = request.preempt_step or NEVER
-    return any(step < chunk.step < until for chunk in here)

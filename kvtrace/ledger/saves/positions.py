@@ -274,7 +274,8 @@ class _InPair:
 
     def _read(self) -> tuple[dict[StoreResult, list[Interval]], list[Interval], list[Interval]]:
         """Positions that were read in this pair, by what that came to; those that were read before they were
-        computed, and not after; and those that were read for others, as far as is seen."""
+        computed, or as a step had computed them in vain, and not after; and those that were read for others,
+        as far as is seen."""
         request, pairs = self._request, self._way.pairs
         found: dict[StoreResult, list[Interval]] = defaultdict(list)
         stale: list[Interval] = []
@@ -288,9 +289,10 @@ class _InPair:
                 for_others += read.positions
             elif not self._void(read.step):
                 end, grade = read.end
-                found[StoreResult(end, grade, read.sent_to, read.blind)] += intersect(
-                    union(read.positions), [(0, request.computed)]
-                )
+                own = intersect(union(read.positions), [(0, request.computed)])
+                vain = request.computed_anew(read.step)
+                stale += intersect(own, vain)
+                found[StoreResult(end, grade, read.sent_to, read.blind)] += subtract(own, vain)
         every = union(part for parts in found.values() for part in parts)
         return found, subtract(union(stale), every), union(for_others)
 
