@@ -25,7 +25,7 @@ _FACTS = {
 
 def differing(case: Case, missed: Iterable[KeptBefore]) -> list[str]:
     """``block_size (64 here, 32 there)``: of the engine that asks, and of the one that had saved. Names of
-    kv_connector_extra_config stand in quotes. Secrets are alike: their values are not recorded."""
+    kv_connector_extra_config stand in quotes; of what may be a secret a digest is compared."""
     engines = {(one.row.engine, one.by.engine): None for one in missed}
     found: dict[str, None] = {}
     for asks, saved in engines:
