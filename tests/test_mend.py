@@ -59,7 +59,7 @@ def test_a_configured_path_not_to_be_had_is_no_fault_of_code(message: str, remed
 
 
 @pytest.mark.parametrize("writes", [True, False])
-def test_a_missing_file_of_the_connectors_own_is_no_place_to_make(writes: bool) -> None:
+def test_a_missing_file_of_its_own_is_no_place_to_make(writes: bool) -> None:
     message = "[Errno 2] No such file or directory: '/srv/kv/7.bin'"
     raised = HookException(
         hook="start_load_kv", type="FileNotFoundError", message=message, where="c.py:3 in f"
