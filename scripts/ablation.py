@@ -9,7 +9,7 @@ changes nothing.
 
     --keep DIR     what `scripts/accuracy.py --keep DIR` left: runs with their truth
     --traces DIR   folders of run directories without one (scenarios, real connectors): there it counts
-                   whether the findings, the ledger of saves, or what is proved, are others without the rule
+                   whether the findings, the ledger of saves, or a grade, are others without the rule
 
 Exit codes: 0 done, 2 usage.
 """
@@ -216,12 +216,7 @@ class Answer:
 
     verdict: str  # of scoring, "" where there is no truth
     wrong: str
-    said: str  # findings with their severities, the accounts of saves, and what is proved in both ledgers
-
-
-def _proved(ledger: Any) -> dict[str, int]:
-    """Outcome -> token-layers of it that are proved."""
-    return {outcome: of["proved"] for outcome, of in ledger["grades"].items() if "proved" in of}
+    said: str  # findings with their severities, the accounts of saves, and the grades in both ledgers
 
 
 @dataclass(frozen=True)
@@ -241,7 +236,7 @@ class Kept:
             [
                 [(one["id"], one["severity"]) for one in report["findings"]],
                 report["ledger"]["saves"]["accounts"],
-                [_proved(report["ledger"]["saves"]), _proved(report["ledger"]["loads"])],
+                [report["ledger"][which]["grades"] for which in ("saves", "loads")],
             ]
         )
         if self.seed is None:

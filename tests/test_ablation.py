@@ -59,15 +59,15 @@ def test_a_trace_is_read_once_for_all_causes(monkeypatch: pytest.MonkeyPatch, tm
 
     def of_missing(_: Path, missing: list[object]) -> dict[str, object]:
         said = [{"id": one.__module__.rpartition(".")[2], "severity": "note"} for one in missing]
-        loads = {"grades": {"loaded": {"read": 1, "proved": 7}, "missed": {"read": 2}}}
+        loads = {"grades": {"loaded": {"proved": 7}}}
         return {"findings": said, "ledger": {"saves": {"accounts": [], "grades": {}}, "loads": loads}}
 
     monkeypatch.setattr(ablation, "assemble", of_missing)
     causes = [at for at, one in enumerate(RULES) if one.is_cause][:2]
     found = ablation.answers_of_causes((causes, Kept(tmp_path)))
     names = [RULES[at].name.removeprefix("cause ").replace("-", "_") for at in causes]
-    proved = [{}, {"loaded": 7}]
-    assert [json.loads(one.said) for one in found] == [[[[name, "note"]], [], proved] for name in names]
+    grades = [{}, {"loaded": {"proved": 7}}]
+    assert [json.loads(one.said) for one in found] == [[[[name, "note"]], [], grades] for name in names]
     assert read == [tmp_path] and all_rules is rules.RULES
 
 
