@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvtrace.gate.cells import CallCounts, cells
@@ -13,6 +13,7 @@ from kvtrace.gate.explain import worst
 from kvtrace.gate.limits import limits_of
 from kvtrace.gate.outcome import Change, Difference, Value
 from kvtrace.gate.shares import DECODE, grade_of, shares, without
+from kvtrace.grouped import leaves
 from kvtrace.report.model import EngineRow, FindingRow, LedgerRow, Report
 from kvtrace.terms import FAULT, KEPT, LOCAL_HIT, NOTE, PENDING, severity_order
 
@@ -134,15 +135,9 @@ def _json(text: str) -> dict[str, str] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return dict(_leaves(value, "")) if isinstance(value, dict) else None
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value if isinstance(value, str) else json.dumps(value)
+    if not isinstance(value, dict):
+        return None
+    return {key: one if isinstance(one, str) else json.dumps(one) for key, one in leaves(value)}
 
 
 # ------------------------------------------------------------------------------- targets

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
+from kvtrace.grouped import leaves
 from kvtrace.ledger.run import Engine
 from kvtrace.words import listed
 
@@ -16,7 +16,11 @@ _MOST_DIGITS = 8
 
 def configured(engine: Engine) -> list[tuple[str, int]]:
     """(dotted name, number) of kv_connector_extra_config; "256" counts as one."""
-    return [one for one in _integers(engine.extra) if not _NO_TOKENS.search(one[0])]
+    return [
+        (name, number)
+        for name, value in leaves(engine.extra)
+        if (number := _integer(value)) is not None and not _NO_TOKENS.search(name)
+    ]
 
 
 def held(engine: Engine) -> list[tuple[str, int]]:
@@ -34,13 +38,7 @@ def between(engine: Engine, least: int, most: int) -> str:
     return ""
 
 
-def _integers(value: Any, path: str = "") -> list[tuple[str, int]]:
-    if isinstance(value, Mapping):
-        return [
-            pair
-            for key, item in value.items()
-            for pair in _integers(item, f"{path}.{key}" if path else str(key))
-        ]
+def _integer(value: Any) -> int | None:
     if isinstance(value, str) and value.isdigit() and len(value) <= _MOST_DIGITS:
-        value = int(value)
-    return [(path, value)] if path and isinstance(value, int) and not isinstance(value, bool) else []
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

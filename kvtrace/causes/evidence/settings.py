@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.evidence.loads import KeptBefore
+from kvtrace.grouped import leaves
 from kvtrace.ledger.run import Engine
 
 _MOST = 4
@@ -45,17 +46,8 @@ def set_alike(settings: list[str]) -> list[str]:
 def _settings(engine: Engine) -> dict[str, Any]:
     facts = {said: getattr(engine.facts, name) for name, said in _FACTS.items()}
     dtypes = sorted({str(group.dtype) for group in engine.facts.kv_groups})
-    own = {f'"{name}"': value for name, value in _leaves(engine.extra, "")}
+    own = {f'"{name}"': value for name, value in leaves(engine.extra) if value != {}}
     return {**facts, "dtype of the KV cache": ", ".join(dtypes), **own}
-
-
-def _leaves(value: Mapping[str, Any], path: str) -> Iterable[tuple[str, Any]]:
-    for key, item in value.items():
-        name = f"{path}.{key}" if path else str(key)
-        if isinstance(item, Mapping):
-            yield from _leaves(item, name)
-        else:
-            yield name, item
 
 
 def _said(value: Any) -> str:

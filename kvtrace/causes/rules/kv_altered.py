@@ -98,11 +98,13 @@ _REPORT_ALL = (
 def _failed_beside(case: Case, hit: Sequence[LoadOf]) -> bool:
     """Whether several loads failed in part, all of these, and others that did not fail came right: no store
     of fewer bits tells them apart."""
-    if len(hit) < _SEVERAL:
-        return False
-    others = [row for row in loads.accepted(case) if row not in hit and row.proved]
-    return all(LoadEnd.FAILED in row.ends for row in hit) and any(
-        LoadEnd.FAILED not in row.ends for row in others
+    return (
+        len(hit) >= _SEVERAL
+        and all(LoadEnd.FAILED in row.ends for row in hit)
+        and any(
+            row.proved and LoadEnd.FAILED not in row.ends and not loads.lost_by(row, CAUSE)
+            for row in loads.accepted(case)
+        )
     )
 
 

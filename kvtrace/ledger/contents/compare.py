@@ -406,14 +406,27 @@ class _Judge:
         return self._pairs[self._requests[row].engine]
 
     def savers(self, block: Block) -> list[int]:
-        """The earlier requests that computed the same tokens to exactly this."""
+        """The earlier requests that computed the same tokens to exactly this, on engines that may have the
+        same weights."""
+        return [row for row in self._computed_to(block) if not self._are_apart(row, block.row)]
+
+    def of_one_apart(self, block: Block) -> bool:
+        """... of which any did on an engine that computes the same tokens to other KV."""
+        return bool(self.apart) and any(self._are_apart(row, block.row) for row in self._computed_to(block))
+
+    def _computed_to(self, block: Block) -> list[int]:
         if not self._prefixes.digest(block.row, block.end):
             return []
         return [
             row
             for row in self._prefixes.sharing(block.row, block.end)
-            if any(one.value == block.value for one in self._before(row, block))
+            if any(one.value == block.value for one in self._earlier(row, block))
         ]
+
+    def _are_apart(self, row: int, other: int) -> bool:
+        """Whether the engines of two requests never compute the same tokens alike."""
+        one, two = sorted((self._requests[row].engine, self._requests[other].engine))
+        return (one, two) in self.apart
 
     def of_another_salt(self, block: Block) -> bool:
         """Whether an earlier request under another cache salt computed the same positions to exactly this:
@@ -425,19 +438,6 @@ class _Judge:
             and one.step < block.step
             for one in self._by_value.get(block.value, ())
         )
-
-    def of_one_apart(self, block: Block) -> bool:
-        """Whether an engine that computes the same tokens to other KV had computed them to exactly this."""
-        engine, digest = self._requests[block.row].engine, self._prefixes.digest(block.row, block.end)
-        return digest != 0 and any(
-            (one.start, one.end) == (block.start, block.end)
-            and self._prefixes.digest(one.row, one.end) == digest
-            and self._are_apart(self._requests[one.row].engine, engine)
-            for one in self._by_value.get(block.value, ())
-        )
-
-    def _are_apart(self, engine: int, other: int) -> bool:
-        return (min(engine, other), max(engine, other)) in self.apart
 
     def wrong(self, block: Block) -> _Why | None:
         """Why a block that nobody with its tokens computed is wrong; None: it is not known to be."""
@@ -463,9 +463,11 @@ class _Judge:
         return self.by_layer.differing(block, [one for row in sharing for one in self._before(row, block)])
 
     def _before(self, row: int, block: Block) -> list[Block]:
+        """:meth:`_earlier`, of an engine that may have the same weights."""
+        return [] if self._are_apart(row, block.row) else self._earlier(row, block)
+
+    def _earlier(self, row: int, block: Block) -> list[Block]:
         """The same tokens of a request, as they were computed before ``block`` was loaded."""
-        if self._are_apart(self._requests[row].engine, self._requests[block.row].engine):
-            return []
         found = self._computed.get((row, block.end), ())
         t = self._began(block.row, block.step)
         return [one for one in found if one.start == block.start and self._began(row, one.step) < t]
