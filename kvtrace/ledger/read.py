@@ -36,6 +36,7 @@ from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.side_by_side import Add, Progress, each, silent, unwatched
 from kvtrace.ledger.slots.accounts import Accounts, TracedSpool, accounts
+from kvtrace.ledger.slots.reads import Slots
 from kvtrace.ledger.slots.resolve import given_blocks, slots_of
 from kvtrace.ledger.slots.tables import Given
 from kvtrace.ledger.slots.touches import touches
@@ -178,6 +179,7 @@ def _books(
         loads=loads_sum, load_rows=loads,
         lost_resumed=follow_resumed(resumed, engines, looked),
         perhaps_late=frozenset(row for one in slots.values() for row in one.perhaps_late),
+        read_in_part=_read_in_part(slots),
         in_common=in_common(requests),
         compared=contents.blocks, across_salts=contents.salted,
         apart=contents.apart, from_apart=contents.from_apart,
@@ -229,6 +231,10 @@ def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
         return found
     requests = tuple(one.without_kv() if one.engine in without else one for one in found.requests)
     return replace(found, requests=requests)
+
+
+def _read_in_part(slots: Mapping[tuple[int, str], Slots]) -> int:
+    return 0 if any(one.reads for one in slots.values()) else sum(len(one.partly) for one in slots.values())
 
 
 def _places(given: Mapping[int, Sequence[Given]]) -> Places:

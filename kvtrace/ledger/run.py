@@ -669,6 +669,9 @@ class Run:
     """Beside it: what requests that were let in anew after a preemption were to load, and did not."""
     perhaps_late: frozenset[int] = frozenset()
     """Rows of the requests for which a thread may have read blocks that others had by then."""
+    read_in_part: int = 0
+    """How often a layer's slots were read in a step, of each a part alone (some heads, K or V alone); 0 where
+    any slot of the run was read whole."""
     in_common: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Row of a request -> (digest, tokens) of the beginnings that another prompt of the run has too."""
     stuck: StuckFile = field(default_factory=StuckFile)

@@ -77,7 +77,8 @@ def whole() -> None:
         (lambda: {}[PROMPT], "…"),
         (lambda: int(PROMPT), "invalid literal for … with base …"),
         (lambda: [][7], "list index out of range"),
-        (lambda: getattr(object(), PROMPT), "… object has no attribute …"),
+        (lambda: getattr(object(), PROMPT), "'object' object has no attribute …"),
+        (lambda: object().reshape_as, "'object' object has no attribute 'reshape_as'"),  # type: ignore[attr-defined]
     ],
 )
 def test_an_exception_keeps_what_stands_in_the_source(call: Any, text: str) -> None:

@@ -189,6 +189,12 @@ def test_what_is_read_in_part_for_nobody_known_is_open(tmp_path: Path) -> None:
             sim.read(name, 0, 64, layers=[layer], step=step, partly=True)
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"not-observed": 128} and ids(diagnosis) == []
+    run = read_run(tmp_path / "run")
+    assert run.read_in_part == 2 * sim.layers
+    rows = [replace(one, lost={((0, 64, LoadEnd.ALTERED),): 1}) for one in run.load_rows]
+    rows = [replace(one, ends={LoadEnd.ALTERED: one.prompt * sim.layers}) for one in rows]
+    finding = the(diagnose(replace(run, load_rows=rows)), "kv-altered")
+    assert finding.remedy[0].startswith("Save and load all of a slot") and finding.severity == LIMIT
 
 
 @pytest.mark.parametrize(("ranks", "diverge"), [({0, 1}, False), ({1}, True)])
@@ -477,6 +483,11 @@ def test_a_worker_that_decides_and_takes_nothing(tmp_path: Path) -> None:
     assert ids(diagnosis) == ["stored-nothing"]
     assert tokens(diagnosis) == {"not-saved:stored-nothing": 100}
     assert "decided on the worker" in said(diagnosis, "stored-nothing")
+    assert the(diagnosis, "stored-nothing").remedy[0].startswith("Look at what save_kv_layer")
+    run = read_run(tmp_path / "run")
+    rows = [replace(one, ends={LoadEnd.LOADED: 1}) for one in run.load_rows]
+    came = the(diagnose(replace(run, load_rows=rows)), "stored-nothing")
+    assert came.remedy[0].startswith("Where the hook keeps a view of the KV cache")
 
 
 def test_metadata_never_bound_explains_what_none_names(tmp_path: Path) -> None:
@@ -689,6 +700,9 @@ def test_config_key_unused(tmp_path: Path) -> None:
     assert said(diagnosis, "config-key-unused").startswith("fault")
     # What nothing explains comes after what may be its reason.
     assert ids(diagnosis) == ["config-key-unused", "metadata-has-no-store"]
+    diagnosis = run("far", ["path", "options"], ["path", "least"], Policy(nothing))
+    assert '"options"' in the(diagnosis, "metadata-has-no-store").remedy[0]
+    assert 'its source asks for "least", which was not given' in said(diagnosis, "config-key-unused")
     diagnosis = run("read", ["path", "unit"], ["path", "unit", "other"], Rounding(32).policy())
     assert ids(diagnosis) == [] and "all 2 keys" in ruled_out(diagnosis)["config-key-unused"]
     diagnosis = run("dark", ["path", "unit"], [], Rounding(32).policy())

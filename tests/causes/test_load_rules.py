@@ -381,7 +381,7 @@ def test_stores_of_two_processes_are_told_apart(tmp_path: Path, in_process: bool
     again(sim, [129, 161, 129, 161], [128, 160, 128, 160], [0] * 4)
     finding = the(analyse(sim), "lookup-miss")
     assert finding.severity == LIMIT
-    assert ("what one process holds in its memory" in words(finding)) is not in_process
+    assert ("what lies in one process" in words(finding)) is not in_process
     assert ("no lookup of this run found anything: engine core" in words(finding)) is not in_process
 
 

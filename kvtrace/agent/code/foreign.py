@@ -3,8 +3,8 @@
 A connector may write prompts, token ids or keys into its messages. What is kept of a text is what stands in
 the source: fragments that are constants of the functions it came through, or of the class they belong to. The
 rest becomes "…": ``cannot store 3 blocks of "alice"`` is kept as ``cannot store … blocks of …``. Of what
-compiled code says, which has no such constants, plain words are kept; quoted text, numbers and names are not.
-``--keep-messages`` keeps all.
+compiled code says, which has no such constants, plain words are kept, and quoted ones that are names in the
+source; other quoted text, numbers and names are not. ``--keep-messages`` keeps all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from itertools import islice
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
@@ -53,7 +53,8 @@ def of_exception(
             return mask_text(_template(text, fragments))[:most]
         frames = list(_frames(trace))
         if frames and not _raised_there(frames[-1]):
-            text = "\n".join(_plain(line) for line in text.splitlines())
+            names = {name for trace in frames for name in trace.tb_frame.f_code.co_names}
+            text = "\n".join(_plain(line, names) for line in text.splitlines())
         else:
             text = _template(text, _written(error, [trace.tb_frame for trace in frames]))
         return mask_text(text)[:most]
@@ -208,9 +209,11 @@ def _joined(text: str, at: int) -> bool:
     return 0 < at < len(text) and (text[at - 1].isalnum() or text[at - 1] == "_") and text[at].isalnum()
 
 
-def _plain(line: str) -> str:
-    line = _QUOTED.sub(f" {LEFT_OUT} ", line)
-    return _shown(" ".join(word if _PLAIN.match(word) else LEFT_OUT for word in line.split()))
+def _plain(line: str, names: Set[str]) -> str:
+    """Plain words, and quoted names that the source has: ``type … has no attribute 'reshape_as'``."""
+    line = _QUOTED.sub(lambda quoted: quoted[0] if quoted[0][1:-1] in names else f" {LEFT_OUT} ", line)
+    kept = (word if _PLAIN.match(word) or _QUOTED.match(word) else LEFT_OUT for word in line.split())
+    return _shown(" ".join(kept))
 
 
 def _shown(text: str) -> str:

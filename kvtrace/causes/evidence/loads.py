@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvtrace.causes.case import MAX_EVENTS, Case, CaseRequest, kept_end
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding
-from kvtrace.causes.evidence import unlike
+from kvtrace.causes.evidence import offers, unlike
 from kvtrace.causes.evidence.logs import error
 from kvtrace.causes.evidence.part import LOADS, part_of_each
 from kvtrace.ledger.ends import LoadEnd
@@ -134,8 +134,9 @@ def _writes_to_same(case: Case) -> dict[int, dict[int, str]]:
 
 
 NEVER_FOUND = (
-    "No lookup found anything: compare the key that get_num_new_matched_tokens asks for with the one that "
-    "was stored (a hash seed or a number of each process's own, another base, unit, salt or order)."
+    "No lookup found anything: see that get_num_new_matched_tokens asks the store (no role, no flag stops "
+    "it), the one that the save hooks fill (each side has a connector object of its own), for the same key "
+    "(hash seed, request id, base, unit, salt, order), and before it expires."
 )
 NOT_COMPARED = (
     "{lookups} found nothing of a prompt that begins like an earlier one of another engine: whether these "
@@ -250,15 +251,11 @@ _OTHERS = (
 )
 
 
-FROM_ZERO = (
-    "get_num_new_matched_tokens must answer how many tokens are found behind num_computed_tokens, not from "
-    "the first one on"
-)
 _BEFORE = (
     "Begin behind num_computed_tokens (of the lookup) in the request's block table, too: the blocks before "
     "were written."
 )
-_AS_MANY = f"As many tokens did not come as the GPU's own prefix cache had: {FROM_ZERO}."
+_AS_MANY = f"As many tokens did not come as the GPU's own prefix cache had: {offers.FROM_ZERO}."
 
 
 _NOT_THEIRS = (
@@ -312,12 +309,12 @@ def told_itself(case: Case, said: Iterable[str]) -> list[str]:
 def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
     """Of what was not written: first what its blocks were reported as, then what the connector said itself,
     then what the reasons, the amounts or the pairs point at. ``of_cause``: in place of the cause's."""
-    said = set(_each_reason(rows, cause))
+    said, miscounted = set(_each_reason(rows, cause)), offers.miscounted(case, rows)
     before = any(OF_HIT in reason for reason in said)
     from_zero = all(row.local and tokens(case, [row], cause) == row.local for row in rows)
     ranks, layers = _missing_in(case, rows, cause)
     first = {
-        _BEFORE: before,
+        _BEFORE: before and not miscounted,
         _OTHERS: any(ELSEWHERE in reason for reason in said),
         _AS_MANY: from_zero and not before,
         _SOME_RANKS: bool(ranks),
@@ -327,7 +324,8 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
     reported = any(OF_NOBODY in reason or OTHERS_REPORTED in reason for reason in said)
     by_its_words = told_itself(case, said) or _ended(case, rows)
     pointed_at = [one for one, holds in first.items() if holds]
-    return [*([_NOT_THEIRS] if reported else []), *by_its_words, *pointed_at, *(of_cause or [cause.remedy])]
+    told = [*miscounted, *([_NOT_THEIRS] if reported else []), *by_its_words]
+    return [*told, *pointed_at, *(of_cause or [cause.remedy])]
 
 
 def where(case: Case, rows: Sequence[LoadOf], cause: Cause) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from functools import partial
+from typing import NamedTuple
 
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Results, Stage
@@ -33,9 +35,32 @@ _UNEXPLAINED = ("metadata-has-no-store", "connector-disabled-itself")
 """What an option that never came may be the reason of."""
 
 
-def rule(case: Case) -> Results:
-    unused: dict[str, str] = {}  # key -> the nearest one that was asked for
-    given: set[str] = set()
+class Unused(NamedTuple):
+    """Keys of a run's connectors.
+
+    Attributes:
+        keys: a key that is never read -> the nearest one that is asked for, "" for none.
+        given: all keys that were given, of engines whose connector says which it reads.
+        asked: keys that are asked for and were not given.
+        excused: no token can have been lost by it.
+        unseen: engines whose connector does not say which keys it reads.
+    """
+
+    keys: dict[str, str]
+    given: set[str]
+    asked: set[str]
+    excused: bool
+    unseen: int
+
+
+def unused(case: Case) -> Unused:
+    """The keys that were given and are never read."""
+    return case.once("unused keys", lambda: _unused(case))
+
+
+def _unused(case: Case) -> Unused:
+    keys: dict[str, str] = {}
+    given, asked = set[str](), set[str]()
     unseen = 0
     excused = not case.requests
     for engine in case.run.engines:
@@ -46,21 +71,43 @@ def rule(case: Case) -> Results:
             unseen += 1  # read in a way that the source does not say, or none of them, nor one spelt alike
             continue
         given |= offered
+        asked |= read - offered
         never = sorted(offered - read)
         if never:
             excused = excused or engine.role == "kv_consumer" or _saved_something(case, engine)
         for key in never:
-            unused.setdefault(key, _near(read - offered, key))
-    if unused:
+            keys.setdefault(key, _near(read - offered, key))
+    return Unused(keys, given, asked, excused, unseen)
+
+
+def rule(case: Case) -> Results:
+    found = unused(case)
+    if found.keys:
         unexplained = any(ident in case.assigned for ident in _UNEXPLAINED)
-        yield _finding(case, unused, len(given), FAULT if unexplained and not excused else NOTE)
-    elif given:
-        read_all = f"all {plural(len(given), 'key')}" if len(given) > 1 else "the only key"
+        yield _finding(case, found, FAULT if unexplained and not found.excused else NOTE)
+    elif found.given:
+        number = len(found.given)
+        read_all = f"all {plural(number, 'key')}" if number > 1 else "the only key"
         yield CAUSE.ruled_out(f"the connector's source asks for {read_all} of kv_connector_extra_config")
-    elif unseen:
+    elif found.unseen:
         yield CAUSE.not_observed(
             "the connector's source does not say which keys it reads, or it asks for none of those given"
         )
+
+
+def to_set(found: Unused) -> list[str]:
+    """What to change in the configuration: a key that is spelt alike, or those that are asked for."""
+    hints = [f'"{key}": did you mean "{near}"?' for key, near in found.keys.items() if near]
+    asked = _ASKED.format(_named(found.asked)) if found.asked else _COMPARE
+    return hints or [f"the connector never reads {_named(found.keys)} of kv_connector_extra_config: {asked}"]
+
+
+def _named(keys: Iterable[str]) -> str:
+    return listed(f'"{key}"' for key in sorted(keys))
+
+
+_COMPARE = "compare with its documentation"
+_ASKED = "its source asks for {}, which was not given"
 
 
 def _near(asked: set[str], key: str) -> str:
@@ -93,20 +140,16 @@ def _saved_something(case: Case, engine: Engine) -> bool:
     return any(one.amount for one in case.run.base if one.engine == engine.tag and one.outcome == SAVED)
 
 
-def _finding(case: Case, unused: dict[str, str], given: int, severity: str) -> Finding:
-    names = listed(f'"{key}"' for key in unused)
-    evidence = [
-        f"{plural(given, 'key')} given, its source asks for {given - len(unused)} of them; not for {names}"
-    ]
-    near = dict.fromkeys(f'"{near}"' for near in unused.values() if near)
-    if near:
-        evidence.append(f"keys that it asks for and that were not given: {listed(near)}")
-    hints = [f'"{key}": did you mean "{near}"?' for key, near in unused.items() if near]
+def _finding(case: Case, found: Unused, severity: str) -> Finding:
+    names, given, read = _named(found.keys), len(found.given), len(found.given) - len(found.keys)
+    evidence = [f"{plural(given, 'key')} given, its source asks for {read} of them; not for {names}"]
+    if found.asked:
+        evidence.append(f"keys that it asks for and that were not given: {_named(found.asked)}")
     return case.finding(
         CAUSE,
         f"The connector never reads {names} of kv_connector_extra_config.",
         severity=severity,
         evidence=evidence,
-        remedy=hints or ["compare these keys with the connector's documentation"],
+        remedy=to_set(found),
         headline=f"the connector never reads {names} of its configuration",
     )

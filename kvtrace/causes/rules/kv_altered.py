@@ -9,7 +9,7 @@ from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Resul
 from kvtrace.causes.rules.kv_load_wrong import stored_so
 from kvtrace.ledger.contents.compare import ALTERED, EQUAL
 from kvtrace.ledger.loads.outcome import LoadOf
-from kvtrace.words import of_all, plural
+from kvtrace.words import count, of_all, plural
 
 _ASK = "Ask kvtrace verify by how much they differ."
 
@@ -36,7 +36,7 @@ CAUSE = Cause(
 def rule(case: Case) -> Results:
     hit = loads.affected(case, CAUSE)
     if hit:
-        whole = _as_many_bytes(case)
+        whole, parts = _as_many_bytes(case), case.run.read_in_part
         altered, equal = (case.run.compared.get(word, 0) for word in (ALTERED, EQUAL))
         where = f"in {of_all(altered, altered + equal, 'block')} that could be compared"
         size = ", though as many bytes came to rest as were read" if whole else ""
@@ -51,6 +51,7 @@ def rule(case: Case) -> Results:
             severity=FAULT if spoilt else CAUSE.severity,
             evidence=[
                 *([_BESIDE] if spoilt else []),
+                *([_PARTS_READ.format(count(parts))] if parts else []),
                 *([_IN_PART.format(plural(equal, "block"))] if equal else []),
                 *loads.reasons_and_places(case, hit, CAUSE),
                 "none of them is known to be other KV",
@@ -59,12 +60,18 @@ def rule(case: Case) -> Results:
             remedy=first
             or [
                 *([_REPORT_ALL] if spoilt else []),
+                *([_WHOLE_SLOTS] if parts else []),
                 *([_PARTS_LATER if all(row.asynchronous for row in hit) else _PARTS] if equal else []),
                 *([f"{_ASK} {_ORDER}"] if whole else [CAUSE.remedy, _ORDER]),
             ],
         )
 
 
+_PARTS_READ = (
+    "the save hooks read a part of each slot alone (some heads, or K or V alone), in all {} layer-steps in "
+    "which they were seen to read"
+)
+_WHOLE_SLOTS = "Save and load all of a slot (K and V, every head): a part of each was read, and nothing else."
 _IN_PART = (
     "{} came back bit for bit: a store of fewer bits gives that where one of its tiers keeps all; "
     "else a part of the others (V, some heads) came late, or from another place"

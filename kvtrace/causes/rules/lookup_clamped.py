@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvtrace.causes.diagnosis import Finding
-from kvtrace.causes.evidence import loads
+from kvtrace.causes.evidence import loads, offers
 from kvtrace.causes.rule import FAULT, LIMIT, LOADS, NOTE, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import (
     FROM_ANOTHER,
@@ -61,7 +61,7 @@ _NO_MORE = "answer no more tokens than the prompt has"
 
 
 def rule(case: Case) -> Results:
-    if beyond := [row for row in case.run.load_rows if row.local + (row.answer or 0) > row.prompt]:
+    if beyond := offers.beyond(case):
         yield _beyond(case, beyond)
         return
     yield from _behind_others(case)
@@ -162,6 +162,6 @@ def _beyond(case: Case, rows: list[LoadOf]) -> Finding:
             Event(row.id, row.step, f"{count(row.answer or 0)} offered, {count(row.local)} local")
             for row in rows[:3]
         ],
-        remedy=[loads.FROM_ZERO if first.local else _NO_MORE],
+        remedy=[offers.FROM_ZERO if first.local else _NO_MORE],
         headline="a lookup answers more tokens than the prompt has",
     )

@@ -53,7 +53,8 @@ def rule(case: Case) -> Results:
     elif alike and not _nothing_to_find(case, alike):
         yield _found_nothing(case, asked, consumers, due, alike)
     elif not loads.missed_elsewhere(case):
-        yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
+        new = [row for row in missed if row not in alike]
+        yield CAUSE.ruled_out(_what_was_found(asked, new, found))
 
 
 def _nothing_to_find(case: Case, missed: list[LoadOf]) -> bool:
@@ -202,8 +203,9 @@ _WHOLE = (
     "tokens up to its end, and ask unit by unit; then a beginning that prompts share is found."
 )
 _TWO_PROCESSES = (
-    "First see that the lookup asks the store that the workers fill: what one process holds in its memory, "
-    "or under a name that it makes for itself (of its process number, a random one), the other does not find."
+    "First see that the lookup asks the store that the workers fill, by a name that both make alike: what "
+    "lies in one process's memory, or under a name made of a request's id, a process number or a random one, "
+    "the other does not find."
 )
 _SAVED = (
     "See what it drops, and what get_num_new_matched_tokens declines: what was dropped or has expired, lies "
@@ -232,12 +234,12 @@ def _nothing(row: LoadOf) -> bool:
     return row.answer == 0 and row.local < row.prompt and not row.ends.get(LoadEnd.MISSED_SAVED)
 
 
-def _what_was_found(asked: list[LoadOf], missed: list[LoadOf], found: int) -> str:
+def _what_was_found(asked: list[LoadOf], new: list[LoadOf], found: int) -> str:
     text = f"{plural(found, 'hit')} in {plural(len(asked), 'lookup')}"
-    if missed:
-        rest = "the other prompt begins" if len(missed) == 1 else f"{count(len(missed))} prompts begin"
+    if new:
+        rest = "one prompt begins" if len(new) == 1 else f"{count(len(new))} prompts begin"
         text += f"; {rest} like no earlier one of this run"
-        text += ", by more than the GPU has" if any(row.local for row in missed) else ""
+        text += ", by more than the GPU has" if any(row.local for row in new) else ""
     deeper = sum((row.answer or 0) < 0 for row in asked)
     if deeper:
         text += f"; {plural(deeper, 'lookup')}: the GPU's own prefix cache reaches further than the store"

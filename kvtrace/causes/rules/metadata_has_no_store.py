@@ -10,6 +10,7 @@ from kvtrace.causes.evidence.numbers import between
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.causes.evidence.unstored import metadata_unread, part_of_prompts, said_of_unread
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.causes.rules import config_key_unused
 from kvtrace.ledger.intervals import union
 from kvtrace.ledger.run import Engine
 from kvtrace.words import count, listed, of_all, plural
@@ -130,6 +131,7 @@ class _LeftOut:
         """What the evidence points at, and then the cause's."""
         apart, part = unlike.numbers_between(self._told), len(self._without) < len(self._rows)
         since, flags = unlike.caught_before(self._told), unlike.flags_of(self._told)
+        keys = config_key_unused.unused(self._case)
         return [text for text, holds in (
             (transfers.REMEDY, self._unasked),
             *((f"nothing to mend where {one} in kv_transfer_params is to mean that", True) for one in flags),
@@ -138,7 +140,9 @@ class _LeftOut:
             (_ACROSS_REMEDY, self._all_across),
             *((f"{one}: see what it left behind; {_SINCE}", True) for one in since),
             (_LOADS_REMEDY, self._loads),
-            (CAUSE.remedy, True),
+            *((text, not self._told and keys.keys) for text in config_key_unused.to_set(keys)),
+            (_ON_THE_WORKER, self._unread),
+            (CAUSE.remedy, not self._unread),
             (_SLOTS_REMEDY, self._unread and part),
         ) if holds]  # fmt: skip
 
@@ -173,6 +177,10 @@ _DISTURBED: dict[str, Callable[[CaseRequest], bool]] = {
     "aborted": lambda request: request.status == ABORTED,
     "preempted": lambda request: request.preemptions > 0,
 }
+_ON_THE_WORKER = (
+    "Look at build_connector_meta for what must be true of a request before it is offered for storing, and "
+    "at the save hooks for what they pass over (a store that is full, a limit)."
+)
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
 _SINCE = "from then on nothing of these is offered"
 _LOADS_REMEDY = (

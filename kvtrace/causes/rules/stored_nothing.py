@@ -12,6 +12,7 @@ from kvtrace.causes.rule import (
     Case,
     Cause,
     Interval,
+    LoadEnd,
     LostSpan,
     Results,
     SaveEnd,
@@ -91,6 +92,20 @@ def rule(case: Case) -> Results:
         )
 
 
+_VIEW = (
+    "where the hook keeps a view of the KV cache (a slice, .cpu() of KV in host memory), copy it: what comes "
+    "back is what the blocks hold by then"
+)
+
+
+def _came_back(case: Case) -> bool:
+    """Whether loads wrote KV of tokens that no hook was ever seen to read."""
+    return any(end in row.ends for row in case.run.load_rows for end in _WITH_KV)
+
+
+_WITH_KV = (LoadEnd.LOADED, LoadEnd.WRONG)
+
+
 def _finding(case: Case) -> Finding:
     trust, caught, some = case.run.trust, at_start(case), _of_some_layers(case)
     of = " in some layers" if some else ""
@@ -118,13 +133,14 @@ def _finding(case: Case) -> Finding:
                 for one in caught[:1]
             ),
             *see_why_logged(case, SAVE_HOOKS),
+            *([_VIEW] if _came_back(case) else []),
             *([OF_ITS_GROUP] if some and _in_groups(case) else []),
             "look at what save_kv_layer, or wait_for_save, does with the metadata: an early return (at a "
             "limit, too), an empty slot mapping, a filter by rank or layer; in a wrapper, whether these and "
             "bind_connector_metadata are passed on",
             "where a thread copies later, keep the blocks until it is done (request_finished returns True): "
-            "else it reads what another request has in them by then; where the hook keeps a view of them (a "
-            "slice, .cpu() of KV in host memory), copy it",
+            "else it reads what another request has in them by then",
+            *([] if _came_back(case) else [_VIEW]),
             "nothing to fix where the worker found the key in a store from before this run",
         ],
     )
