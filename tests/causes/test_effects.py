@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -374,6 +375,20 @@ def test_ranks_share_store(tmp_path: Path) -> None:
     diagnosis = run("apart", shared=False)
     assert ids(diagnosis) == [] and "ranks-share-store" in ruled_out(diagnosis)
     assert ids(run("mla", shared=True, kind="MLAAttentionSpec")) == []
+
+
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_a_file_that_ranks_share_was_read_by_both(tmp_path: Path, unreadable: bool) -> None:
+    """Where no metadata names it, the rank whose file did not stay was said to have read nothing."""
+    sim = sim_of(tmp_path, tp=2)
+    sim.watching = WATCHED
+    entries = [] if unreadable else [Entry("a", 64, 64, 0)]
+    step = sim.one_step("a", 64, entries, digest=1, unreadable=unreadable)
+    for layer, rank in product(range(2), range(2)):
+        sim.stored("a", 0, 64, layer, rank, step, size=9999, files=1, target=1000 + layer)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"saved": 32, "not-saved:ranks-share-store": 32}
+    assert "stored-nothing" not in ids(diagnosis)
 
 
 @pytest.mark.parametrize(("index", "lost"), [(False, True), (True, False)])

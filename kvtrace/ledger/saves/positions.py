@@ -311,7 +311,8 @@ class _InPair:
             if end <= start or (entry.implied and misread):
                 continue
             call = pairs.call(entry.step, self._pair)
-            end_of = (call.unnamed_end, Grade.READ) if entry.implied else (call.end, call.grade)
+            silent = entry.implied and not call.void  # what is void was read
+            end_of = (call.unnamed_end, Grade.READ) if silent else (call.end, call.grade)
             store = StoreResult(*end_of, blind=call.blind)
             if misread and store.end == SaveEnd.SAVED:  # the metadata names the wrong ones itself
                 store = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OTHER_SLOTS)
