@@ -40,6 +40,10 @@ _ASKED = {
         "get_finished must name only requests that vLLM still has: those that load, and those for which "
         "request_finished returned True, once each"
     ),
+    "request.is_finished()": (
+        "get_finished must return (ids whose save is done, ids whose load is done), in this order, and name "
+        "as saved only requests that have ended"
+    ),
     "kv_connector_metadata is not None": (
         "build_connector_meta must return a KVConnectorMetadata in each step, an empty one too"
     ),

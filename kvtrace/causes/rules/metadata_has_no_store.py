@@ -76,6 +76,7 @@ class _LeftOut:
         self._loads = (unlike.LOADS, True) in self._told
         self._first = _first_alone(rows)
         self._limit = between(self._engine, self._first, self._first) if self._first else ""
+        self._one_less = _all_but_a_block(rows)
         self._across = _across_chunks(case, rows)
         asked = [r.id for r in self._without], [r.id for r in self._stored]
         self._unasked = transfers.not_asked(case, self._engine, *asked)
@@ -118,6 +119,7 @@ class _LeftOut:
             *self._told.values(),
             *part_of_prompts(self._case, CAUSE),
             *([first] if self._first else []),
+            *([_LAST_BLOCK] if self._one_less else []),
             _how_much(len(self._without), part, len(self._others), self._done)
             + "".join(_disturbed(rows, self._others)),
             *said_of_unread(self._unread, rows),
@@ -135,12 +137,14 @@ class _LeftOut:
         return [text for text, holds in (
             (transfers.REMEDY, self._unasked),
             *((f"nothing to mend where {one} in kv_transfer_params is to mean that", True) for one in flags),
-            (f"see {self._limit}: of a prompt no more than that is stored", self._limit),
+            (_FIRST_REMEDY.format(self._limit or "what ends a store", count(self._first)), self._first),
+            (_LAST_REMEDY, self._one_less),
             (f"see {apart}: it lies between the prompts that are stored and those that are not", apart),
             (_ACROSS_REMEDY, self._all_across),
             *((f"{one}: see what it left behind; {_SINCE}", True) for one in since),
             (_LOADS_REMEDY, self._loads),
             *((text, not self._told and keys.keys) for text in config_key_unused.to_set(keys)),
+            (_SWITCH, not self._unread and not self._stored and len(self._rows) >= _SEVERAL),
             (_ON_THE_WORKER, self._unread),
             (CAUSE.remedy, not self._unread),
             (_SLOTS_REMEDY, self._unread and part),
@@ -155,6 +159,13 @@ def _first_alone(rows: Sequence[CaseRequest]) -> int:
     """How many first tokens were kept of each of these prompts of which any were; 0 where that differs."""
     some = {r.prompt: end for r in rows if 0 < (end := kept_end(r)) < r.prompt}
     return next(iter(some.values())) if len(some) >= _SEVERAL and len({*some.values()}) == 1 else 0
+
+
+def _all_but_a_block(rows: Sequence[CaseRequest]) -> bool:
+    """Whether of each of these prompts of which any was kept, that is all whole blocks but the last one."""
+    some = {r.prompt: end for r in rows if (end := kept_end(r))}
+    size = max((r.block for r in rows), default=0)
+    return len(some) >= _SEVERAL and all(end + size == prompt // size * size for prompt, end in some.items())
 
 
 def _how_much(nothing: int, part: int, others: int, done: str) -> str:
@@ -183,6 +194,13 @@ _ON_THE_WORKER = (
 )
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
 _SINCE = "from then on nothing of these is offered"
+_FIRST_REMEDY = "see {}: of a prompt no more than the first {} tokens are stored"
+_LAST_BLOCK = "of each of these prompts of which any was stored, the last whole block is left out"
+_LAST_REMEDY = "see where what stores goes through the blocks of a prompt: it ends before the last whole one"
+_SWITCH = (
+    "nothing of any prompt is offered: see what switches saving on (a role, a setting, an environment "
+    "variable), before what must be true of a request"
+)
 _LOADS_REMEDY = (
     "see whether build_connector_meta passes over requests that load: what they compute is not stored"
 )
