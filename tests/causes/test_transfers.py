@@ -41,21 +41,23 @@ def test_requests_past_the_proxy_are_told_apart(
     assert ("by a rule that is not known" in text) is not told
 
 
-def test_a_flag_of_the_requests_left_out_is_named(tmp_path: Path) -> None:
-    """LMCache's skip_save: these requests ask for it, and the others do not."""
+@pytest.mark.parametrize("opt_in", [False, True])
+def test_a_flag_that_tells_requests_apart_is_named(tmp_path: Path, opt_in: bool) -> None:
+    """LMCache's skip_save: those left out ask for it, and the others do not. Or the others ask to be stored."""
     prompts = [Prompt(f"r{at}", 128, digest=at + 1) for at in range(8)]
 
     def store(prompt: Prompt, *_: object) -> list[Entry]:
         return [Entry(prompt.id, 128, -1, 0)] if prompt.id in ("r0", "r1", "r2", "r3", "r4") else []
 
     sim = Sim(tmp_path)
-    for request in ("r5", "r6", "r7"):
-        told = {"request": request, "returned": False, "ids": {}, "asks": [], "flags": {"skip_save": True}}
+    for request in ("r0", "r1", "r2", "r3", "r4") if opt_in else ("r5", "r6", "r7"):
+        told = {"request": request, "returned": False, "ids": {}, "asks": [], "flags": {"save": True}}
         sim.scheduler.fact(Fact.HAND_OVER, told)
     sim.serve(prompts, Policy(store))
     found = the(analyse(sim), "metadata-has-no-store")
-    assert found.pattern == "with kv_transfer_params 'skip_save' = true"
-    assert found.remedy[0].startswith("Nothing to mend where 'skip_save' = true")
+    assert (found.pattern == "with kv_transfer_params 'save' = true") is not opt_in
+    meant = "ask for it" if opt_in else "mean that"
+    assert found.remedy[0] == f"Nothing to mend where 'save' = true in kv_transfer_params is to {meant}"
 
 
 @pytest.mark.parametrize(("asking", "told"), [(["r0"], True), ([], False), (["r0", "r1"], False)])

@@ -46,7 +46,7 @@ _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
 }
 
 
-_BY_ITS_LACK = (WHOLE_BLOCKS, REPEATED)
+_BY_ITS_LACK = (WHOLE_BLOCKS, REPEATED, FLAGGED)
 """What explains something also where it is not so."""
 
 Apart = Mapping[tuple[str, bool], str]
@@ -90,7 +90,7 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
             continue
         if ours == {True} and theirs == {False}:
             found[words, True] = f"{words}: {here}, none {there}"
-        elif ours == {False} and theirs == {True} and words in _BY_ITS_LACK:
+        elif ours == {False} and theirs == {True} and words.startswith(_BY_ITS_LACK):
             found[words, False] = f"{words}: {not_here}, all {there}"
     found = found or of_length(LARGE)
     return dict(list(found.items())[:_MOST])
@@ -153,9 +153,11 @@ def _has_flag(flag: str, case: Case, request: CaseRequest) -> bool:
     return flag in case.run.flags.get(request.id, ())
 
 
-def flags_of(told: Apart) -> list[str]:
-    """``'skip_save' = true``: what these requests say in their kv_transfer_params, and no other does."""
-    return [words.removeprefix(f"{FLAGGED} ") for words, _ in told if words.startswith(FLAGGED)]
+def flags_of(told: Apart, said: bool) -> list[str]:
+    """``'skip_save' = true``: what these requests say in their kv_transfer_params, and no other does; or what
+    all others say, and none of these (``said`` False)."""
+    flagged = [words for words, has in told if words.startswith(FLAGGED) and has is said]
+    return [words.removeprefix(f"{FLAGGED} ") for words in flagged]
 
 
 def _begun_since(step: int, _: Case, request: CaseRequest) -> bool:

@@ -132,11 +132,12 @@ class _LeftOut:
     def remedies(self) -> list[str]:
         """What the evidence points at, and then the cause's."""
         apart, part = unlike.numbers_between(self._told), len(self._without) < len(self._rows)
-        since, flags = unlike.caught_before(self._told), unlike.flags_of(self._told)
+        since = unlike.caught_before(self._told)
         keys = config_key_unused.unused(self._case)
         return [text for text, holds in (
             (transfers.REMEDY, self._unasked),
-            *((f"nothing to mend where {one} in kv_transfer_params is to mean that", True) for one in flags),
+            *((_MEANT.format(one, "mean that"), True) for one in unlike.flags_of(self._told, True)),
+            *((_MEANT.format(one, "ask for it"), True) for one in unlike.flags_of(self._told, False)),
             (_FIRST_REMEDY.format(self._limit or "what ends a store", count(self._first)), self._first),
             (_LAST_REMEDY, self._one_less),
             (f"see {apart}: it lies between the prompts that are stored and those that are not", apart),
@@ -193,6 +194,7 @@ _ON_THE_WORKER = (
     "at the save hooks for what they pass over (a store that is full, a limit)."
 )
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
+_MEANT = "nothing to mend where {} in kv_transfer_params is to {}"
 _SINCE = "from then on nothing of these is offered"
 _FIRST_REMEDY = "see {}: of a prompt no more than the first {} tokens are stored"
 _LAST_BLOCK = "of each of these prompts of which any was stored, the last whole block is left out"
