@@ -64,10 +64,15 @@ def test_what_holds_no_such_id_leaves_no_record(trace, params):
 
 def test_ids_in_a_part_of_the_parameters_and_numbers(trace):
     params = {"remote_prefiller": {"kv_request_id": 7, "host": "h", "a": {"b": {"request_id": "deep"}}}}
-    params["disagg_spec"] = {"req_id": "q"}
+    params |= {
+        "disagg_spec": {"req_id": "q"},
+        "handle": "cmpl-8210cf913cdd01ae-0-9d9fe5a5",
+        "key": "sk-12345678",
+    }
     handover.came_with(SimpleNamespace(request_id="r", kv_transfer_params=params))
     (fact,) = recorded(trace)
-    assert fact.ids == {"remote_prefiller.kv_request_id": "7", "disagg_spec.req_id": "q"}
+    handle = {"handle": "cmpl-8210cf913cdd01ae-0-9d9fe5a5"}
+    assert fact.ids == {"remote_prefiller.kv_request_id": "7", "disagg_spec.req_id": "q", **handle}
 
 
 def test_flags_tell_a_connector_of_this_request(trace):

@@ -43,7 +43,7 @@ def test_requests_past_the_proxy_are_told_apart(
 
 @pytest.mark.parametrize("opt_in", [False, True])
 def test_a_flag_that_tells_requests_apart_is_named(tmp_path: Path, opt_in: bool) -> None:
-    """LMCache's skip_save: those left out ask for it, and the others do not. Or the others ask to be stored."""
+    """LMCache's skip_save: those left out ask for it, the others do not. Or the others ask to be stored."""
     prompts = [Prompt(f"r{at}", 128, digest=at + 1) for at in range(8)]
 
     def store(prompt: Prompt, *_: object) -> list[Entry]:

@@ -15,6 +15,8 @@ from kvtrace.trace.facts import HandOverFact
 from kvtrace.trace.format import Role
 
 _ID = re.compile(r"(?:^|_)(?:req|request|transfer|xfer|engine)_?id$")
+_VLLM_S = re.compile(r"(?:chat)?cmpl-[0-9a-f-]{8,}\Z")
+"""An id of a request as vLLM's server makes it, whatever its key is called."""
 _ASKS = ("do_remote_prefill", "do_remote_decode")
 _MOST_IDS = 16
 _MOST_FLAGS = 8
@@ -55,5 +57,9 @@ def _ids(params: dict[Any, Any], path: str = "", depth: int = 0) -> Iterator[tup
     for key, value in _entries(params):
         if isinstance(value, dict) and depth < _DEEPEST:
             yield from _ids(value, f"{path}{key}.", depth + 1)
-        elif type(value) in (str, int) and len(text := str(value)) <= _LONGEST and text and _ID.search(key):
+        elif type(value) in (str, int) and len(text := str(value)) <= _LONGEST and _is_id(key, text):
             yield f"{path}{key}", text
+
+
+def _is_id(key: str, text: str) -> bool:
+    return bool(text and (_ID.search(key) or _VLLM_S.match(text)))
