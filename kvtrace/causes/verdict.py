@@ -11,7 +11,7 @@ from kvtrace.causes.pipeline import Prompts, prompt_tokens
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.terms import FAULT, NOTE, Grade
-from kvtrace.words import capital, count, percent, plural
+from kvtrace.words import count, percent, plural, sentence
 
 NOT_STARTED, NO_CONNECTOR = "engine-did-not-start", "connector-failed-to-start"
 
@@ -43,7 +43,7 @@ def _doubts(case: Case, findings: list[Finding], said: str) -> str:
     doubts = [one for one in findings if one.severity == FAULT and one.id not in case.assigned]
     doubts = [one for one in doubts if one.headline and one.headline.lower() not in said.lower()][:1]
     sizes = [f" ({plural(one.tokens, 'token')})" if one.tokens else "" for one in doubts]
-    return "".join(f" {capital(one.headline)}{size}." for one, size in zip(doubts, sizes, strict=True))
+    return "".join(f" {sentence(one.headline)}{size}." for one, size in zip(doubts, sizes, strict=True))
 
 
 def _saves(case: Case, findings: list[Finding]) -> str:
@@ -57,7 +57,7 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     if not case.requests and not why:
         why = next((one.line for one in case.run.start_failures), "")
     if any(one.id == NOT_STARTED for one in findings):
-        return f"{capital(why)}."
+        return f"{sentence(why)}."
     if not case.run.engines and any(one.id == NO_CONNECTOR for one in findings):
         return f"The engine did not start{_because(why)}."
     if not case.run.engines:
@@ -65,7 +65,7 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     if not case.requests:
         return f"No request reached an engine in this run{_because(why)}."
     if all(engine.keeps_no_kv for engine in case.run.engines):
-        return f"{capital(case.run.engines[0].why_no_kv)}."
+        return f"{sentence(case.run.engines[0].why_no_kv)}."
     partly = any(one.tokens for one in case.run.kept)
     reused = bool(case.run.total and not case.assigned)
     prompts = prompt_tokens(case)

@@ -228,6 +228,24 @@ def test_written_files_settle_a_save_at_once(tmp_path: Path, length: int, found:
     assert of_loads(analyse(sim)) == found
 
 
+@pytest.mark.parametrize(
+    ("length", "first"), [(129, "Round the lookup as the store does."), (140, "No lookup found anything: ")]
+)
+def test_what_is_never_found_by_a_lookup(tmp_path: Path, length: int, first: str) -> None:
+    """vLLM's ExampleConnector rounds prompts of one token more than whole blocks down once more."""
+    sim = Sim(tmp_path, layers=1, block=32, ints={"unit": 32}, kv_blocks=64)
+    for name, tokens, kept in (("a", length, 128), ("b", 350, 320), ("c", length, 0)):
+        entries = [Entry(name, kept, tokens, 0)] if kept else []
+        step = sim.one_step(name, tokens, entries, digest=tokens)
+        if kept:
+            sim.stored(name, 0, kept, 0, step=step)
+    sim.write()
+    run = read_run(tmp_path)
+    finding = the(diagnose(replace(run, base=graded(run.base, Grade.WRITTEN))), "key-mismatch")
+    assert finding.headline == "what was saved is never found by a lookup"
+    assert finding.remedy[0].startswith(first)
+
+
 # ------------------------------------------------------------------- both books, one finding
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kvtrace.causes.evidence.logs import error
+from kvtrace.causes.evidence.logs import error, place
 from kvtrace.causes.rule import (
     FAULT,
     NOTE,
@@ -22,7 +22,7 @@ from kvtrace.causes.rule import (
 )
 from kvtrace.ledger.reported import BACKGROUND, SAVE_HOOKS, START_HOOKS
 from kvtrace.ledger.run import HookException
-from kvtrace.words import count, listed, plural
+from kvtrace.words import count, listed, plural, sentence
 
 CAUSE = Cause(
     id="hook-raised",
@@ -87,7 +87,7 @@ def rule(case: Case) -> Results:
             f"{plural(e.count_so_far, 'time')}"
             for e in raised[:3]
         ] or [f"{plural(steps, 'call')} raised; the exceptions were not recorded"]
-        hooks = listed(dict.fromkeys(e.hook for e in raised)) or "a hook"
+        hooks = listed(dict.fromkeys(place(e.hook) for e in raised)) or "a hook"
         kinds = listed(dict.fromkeys(e.type for e in raised)) or "an exception"
         events = case.events(CAUSE, "a store entry, and the hook raised in its step")
         if not events:
@@ -96,7 +96,7 @@ def rule(case: Case) -> Results:
             ]
         yield case.finding(
             CAUSE,
-            f"{hooks} raised {kinds}, {plural(n, 'time')}.",
+            f"{sentence(hooks)} raised {kinds}, {plural(n, 'time')}.",
             evidence=evidence,
             events=events,
             headline=f"{hooks} raised {kinds}",

@@ -82,11 +82,17 @@ def rule(case: Case) -> Results:
         tokens,
         {
             "evidence": evidence,
-            "remedy": [*(["Round the lookup as the store does."] if one_more else []), CAUSE.remedy],
+            "remedy": [*([_ROUND] if one_more else []), CAUSE.remedy],
             "headline": "what was saved is not found by the lookup",
         },
         declines=bool(hits) and not one_more,
     )
+
+
+_ROUND = (
+    "Round the lookup as the store does. All these prompts are one token longer than whole blocks: where it "
+    "subtracts one more token first, it asks for a block less."
+)
 
 
 def _found_whole(case: Case, row: LoadOf) -> bool:
@@ -205,6 +211,9 @@ def _unfound(case: Case, never: list[tuple[LoadOf, CaseRequest, int]]) -> Findin
             "them, and what looks up does not"
         )
     found = [(row, by.id, kept) for row, by, kept in never]
+    rows = [row for row, _, _ in never]
+    alike = _remainder(case, rows)
+    one_more = alike is not None and alike[1] == 1  # than whole blocks
     return _finding(
         case,
         found,
@@ -214,9 +223,14 @@ def _unfound(case: Case, never: list[tuple[LoadOf, CaseRequest, int]]) -> Findin
             "tokens": tokens,
             "requests": len(never),
             "grade": min((by.grade for _, by, _ in never if by.grade is not None), default=None),
-            "evidence": evidence,
+            "evidence": evidence + (_alignment(alike, rows) if one_more else []),
             # No key was compared: the lookup may as well find the entry and decline it.
-            "remedy": [loads.NEVER_FOUND, _look_at_the_answer(case, found), CAUSE.remedy],
+            "remedy": [
+                *([_ROUND] if one_more else []),
+                loads.NEVER_FOUND,
+                _look_at_the_answer(case, found),
+                CAUSE.remedy,
+            ],
             "headline": "what was saved is never found by a lookup",
         },
     )

@@ -78,6 +78,7 @@ def rule(case: Case) -> Results:
             return
         entries = sum(engine.store_entries for engine in reading)
         asked = plural(sum(engine.requests for engine in reading), "request")
+        which = "this engine runs" if len(reading) == len(case.run.engines) else "an engine of these runs"
         names = f"{plural(entries, 'store')}, of which nothing was read" if entries else "no store"
         yield case.finding(
             CAUSE,
@@ -91,8 +92,8 @@ def rule(case: Case) -> Results:
                 f"kv_role is kv_consumer; the metadata of {count(steps)} steps names {names}, for {asked}"
             ],
             events=case.events(CAUSE),
-            headline="this engine runs as kv_consumer, and its connector "
-            + ("saved nothing" if entries else "offered no store"),
+            headline=f"{which} as kv_consumer, and its connector "
+            f"{'saved nothing' if entries else 'offered no store'}",
         )
         return
     configured = [engine for engine in case.run.engines if engine.configured]
