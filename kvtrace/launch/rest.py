@@ -4,9 +4,13 @@ workers), so that it is done from outside. No file is opened."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from kvtrace.regular import write_json
@@ -14,23 +18,30 @@ from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Way
 from kvtrace.trace.mask import MASK
 from kvtrace.trace.reader import Spool, SpoolError, spool_paths
-from kvtrace.trace.rest_file import REST_FILE, RestFile, RestingFile
+from kvtrace.trace.rest_file import REST_FILE, OlderFiles, RestFile, RestingFile
 from kvtrace.trace.sums import summed
 
 _MOST_FILES = 1 << 16
+_MOST_BESIDE = 1 << 14
+_ALIKE = 3
+"""Parts of a path by which files are of one store: ``/srv/kv``."""
 
 
-def write_rest(run_dir: Path) -> bool:
-    """Look, and write ``rest.json``. Never raises; False where nothing was written."""
+def write_rest(run_dir: Path, began_wall_ns: int = 0) -> bool:
+    """Look, and write ``rest.json``. Never raises; False where nothing was written.
+
+    Args:
+        began_wall_ns: when the run began.
+    """
     try:
-        write_json(run_dir / REST_FILE, summed(look(run_dir).to_json()))
+        write_json(run_dir / REST_FILE, summed(look(run_dir, began_wall_ns).to_json()))
     except Exception:
         return False
     return True
 
 
-def look(run_dir: Path) -> RestFile:
-    """What lies now at the paths that the run's OUTSIDE records name."""
+def look(run_dir: Path, began_wall_ns: int = 0) -> RestFile:
+    """What lies now at the paths that the run's OUTSIDE records name, and how many older files there."""
     names: dict[str, int] = {}
     for path in spool_paths(run_dir):
         try:
@@ -38,7 +49,33 @@ def look(run_dir: Path) -> RestFile:
         except SpoolError:
             continue
     files = tuple(_resting(name, way) for name, way in list(names.items())[:_MOST_FILES])
-    return RestFile(looked_wall_ns=time.time_ns(), files=files)
+    older = tuple(_older(files, began_wall_ns))
+    return RestFile(looked_wall_ns=time.time_ns(), files=files, older=older)
+
+
+def _older(files: Iterable[RestingFile], began_wall_ns: int) -> Iterator[OlderFiles]:
+    """By the directory that all files have in common whose paths begin alike. A directory where anybody may
+    leave files (``/tmp``, ``/dev/shm``) tells nothing."""
+    known = {os.path.expanduser(one.path) for one in files if one.exists and os.path.isabs(one.path)}
+    alike: dict[str, list[str]] = defaultdict(list)
+    for path in known:
+        alike["/".join(path.split("/")[:_ALIKE])].append(os.path.dirname(path))
+    for folders in alike.values():
+        root = os.path.commonpath(folders)
+        if os.stat(root).st_mode & stat.S_ISVTX:
+            continue
+        found = islice(_files_below(root), _MOST_BESIDE)
+        if number := sum(path not in known and changed < began_wall_ns for path, changed in found):
+            yield OlderFiles(root, number)
+
+
+def _files_below(root: str) -> Iterator[tuple[str, int]]:
+    """(path, when it was last changed) of the files in a directory and below it."""
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                yield path, os.lstat(path).st_mtime_ns
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:

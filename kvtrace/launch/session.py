@@ -155,7 +155,7 @@ class _Session:
             say(nothing)
             return outcome.code or finish.NOTHING_TRACED
         with contextlib.suppress(KeyboardInterrupt), finish.interruptible():
-            write_rest(self.rundir.path)
+            write_rest(self.rundir.path, self._record.started_wall_ns)
         finish.make_report(self.rundir)
         return outcome.code
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,17 @@ def places(scans: Sequence[SpoolScan], engines: Sequence[Engine], rest: RestFile
     roots = [path for engine in engines for path in configured_paths(engine.extra)]
     lies = {one.path: one for one in rest.files}
     found = [*_directories(wrote, roots, lies), *_others(wrote, lies)]
+    found = [replace(one, older=_older(one.name, rest)) for one in found]
     if found:
         return sorted(found, key=lambda one: (-one.files, -one.size, one.name))
     return [Place(CONFIGURED, path) for path in dict.fromkeys(roots)]
+
+
+def _older(place: str, rest: RestFile) -> int:
+    """Files from before the run in a directory, or where its own lie in one that holds it."""
+    name = os.path.normpath(os.path.expanduser(place)) + "/"
+    there = [(f"{one.directory}/", one.files) for one in rest.older]
+    return sum(files for of, files in there if of.startswith(name) or name.startswith(of))
 
 
 def _written(scan: SpoolScan) -> Iterable[tuple[str, str, int]]:

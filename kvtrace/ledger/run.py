@@ -703,7 +703,7 @@ class Place:
     """A place to which the workers' connectors wrote, or that their configuration names ("configured").
 
     ``files``, ``size``: what lay there when the run was over, in bytes; of a peer, what was sent.
-    ``engines``: the tags of those whose workers wrote there.
+    ``engines``: the tags of those whose workers wrote there. ``older``: files there from before the run.
     """
 
     kind: str
@@ -711,6 +711,7 @@ class Place:
     files: int = 0
     size: int = 0
     engines: frozenset[int] = frozenset()
+    older: int = 0
 
 
 @dataclass(frozen=True)

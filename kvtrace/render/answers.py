@@ -72,7 +72,8 @@ def _place(one: PlaceRow, least: str) -> str:
     if one["kind"] == "directory" and not one["files"]:
         return f"{name} (no file of it is there any more)"
     if one["kind"] == "directory":
-        return f"{name} ({least}{plural(one['files'], 'file')}, {amount})"
+        older = f"; {count(one['older'])} more from before this run" if one.get("older") else ""
+        return f"{name} ({least}{plural(one['files'], 'file')}, {amount}{older})"
     if one["kind"] == "peer":
         return f"{peer(name)} ({least}{amount} sent)"
     return f"{name} ({one['kind']}, {amount})" if one["size"] else f"{name} ({one['kind']})"

@@ -553,7 +553,11 @@ class DeviceTimes(TypedDict):
     rows: Annotated[list[DeviceRow], "a row per hook and op"]
 
 
-class PlaceRow(TypedDict):
+class _LaterPlace(TypedDict, total=False):
+    older: Annotated[Count, "files in it, or below it, from before the run"]
+
+
+class PlaceRow(_LaterPlace):
     """A place to which the connector's workers wrote"""
 
     kind: Annotated[

@@ -26,12 +26,21 @@ class RestingFile(Document):
 
 
 @dataclass(frozen=True)
+class OlderFiles(Document):
+    """Files in or below a directory that the run wrote to, last changed before it began."""
+
+    directory: str = ""
+    files: int = 0
+
+
+@dataclass(frozen=True)
 class RestFile(Document):
     """``looked_wall_ns``: when; None where nobody looked."""
 
     schema: str = SCHEMA
     looked_wall_ns: int | None = None
     files: tuple[RestingFile, ...] = ()
+    older: tuple[OlderFiles, ...] = ()
 
 
 def read_rest_file(run_dir: Path) -> tuple[RestFile, list[str]]:

@@ -171,9 +171,14 @@ def test_the_last_whole_block_is_left_out(tmp_path: Path, less: int, said: str) 
     assert said in found.remedy[0]
 
 
-def test_a_switch_is_thought_of_where_nothing_is_offered(tmp_path: Path) -> None:
-    found = the(analyse(served(tmp_path, [310, 170, 215], Policy(nothing))), "metadata-has-no-store")
-    assert "see what switches saving on" in found.remedy[0].lower()
+@pytest.mark.parametrize(
+    ("batched", "first"),
+    [(512, "Nothing of any prompt is offered"), (128, "Each of these prompts was computed")],
+)
+def test_why_nothing_may_be_offered(tmp_path: Path, batched: int, first: str) -> None:
+    """A switch; or, where all prompts come in chunks, requests that the connector loses sight of."""
+    sim = served(tmp_path, [310, 170, 215], Policy(nothing), batched=batched)
+    assert the(analyse(sim), "metadata-has-no-store").remedy[0].startswith(first)
 
 
 def test_a_threshold_between_the_prompts_is_named(tmp_path: Path) -> None:

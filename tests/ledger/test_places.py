@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from kvtrace.ledger.places import places
+from kvtrace.ledger.run import Place
 from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Role, Way, pack_head
-from kvtrace.trace.rest_file import RestFile, RestingFile
+from kvtrace.trace.rest_file import OlderFiles, RestFile, RestingFile
 
 
-def found(wrote: dict[str, tuple[Way, int]], *rest: RestingFile) -> list[tuple[str, str, int, int]]:
+def places_of(wrote: dict[str, tuple[Way, int]], rest: RestFile) -> list[Place]:
     names = dict(enumerate(wrote, 1))
     table = [
         rows.Outside(
@@ -23,9 +24,11 @@ def found(wrote: dict[str, tuple[Way, int]], *rest: RestingFile) -> list[tuple[s
     ]
     scan: Any = SimpleNamespace(name="s", names=names, outside=np.array(table, dtype=np.int64))
     engine: Any = SimpleNamespace(extra={}, tag=1, workers=[SimpleNamespace(spool="s")])
-    return [
-        (one.kind, one.name, one.files, one.size) for one in places([scan], [engine], RestFile(files=rest))
-    ]
+    return places([scan], [engine], rest)
+
+
+def found(wrote: dict[str, tuple[Way, int]], *rest: RestingFile) -> list[tuple[str, str, int, int]]:
+    return [(one.kind, one.name, one.files, one.size) for one in places_of(wrote, RestFile(files=rest))]
 
 
 def test_a_database_has_the_size_that_it_has_at_the_end() -> None:
@@ -51,3 +54,14 @@ def test_who_was_only_answered_is_no_place() -> None:
 
 def test_a_peer_has_what_was_sent() -> None:
     assert found({"tcp 10.0.0.2:6379": (Way.SOCKET, 512)}) == [("peer", "tcp 10.0.0.2:6379", 0, 512)]
+
+
+def test_files_from_before_the_run_are_counted_where_it_wrote() -> None:
+    """A store that outlives its engine, and of which nothing is found again: they lie there."""
+    wrote = {"/srv/kv/a/1.pt": (Way.FILE, 64), "/srv/kv/a/2.pt": (Way.FILE, 64), "tcp h:1": (Way.SOCKET, 512)}
+    for directory, older in (("/srv/kv/a", 19), ("/srv/kv", 19), ("/srv/kv/a/b", 19), ("/srv/k", 0)):
+        rest = RestFile(older=(OlderFiles(directory, 19),))
+        assert [(one.kind, one.older) for one in places_of(wrote, rest)] == [
+            ("directory", older),
+            ("peer", 0),
+        ]

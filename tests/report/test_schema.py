@@ -39,7 +39,7 @@ LATER = {"report": ("connectors", "graphs", "device", "digest", "places", "layer
          "RequestRow": ("sent", "grade", "not_observed"),
          "RequestRows": ("unended",), "Limits": ("partly_watched",), "Ledgers": ("states",),
          "Tracer": ("in_c",),
-         "SummaryRow": ("idle",)}  # fmt: skip
+         "SummaryRow": ("idle",), "PlaceRow": ("older",)}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""
 JUDGE = jsonschema.Draft202012Validator(SCHEMA)
 

@@ -54,7 +54,7 @@ def rule(case: Case) -> Results:
         yield _found_nothing(case, asked, consumers, due, alike)
     elif not loads.missed_elsewhere(case):
         new = [row for row in missed if row not in alike]
-        yield CAUSE.ruled_out(_what_was_found(asked, new, found))
+        yield CAUSE.ruled_out(_what_was_found(case, asked, new, found))
 
 
 def _nothing_to_find(case: Case, missed: list[LoadOf]) -> bool:
@@ -234,8 +234,10 @@ def _nothing(row: LoadOf) -> bool:
     return row.answer == 0 and row.local < row.prompt and not row.ends.get(LoadEnd.MISSED_SAVED)
 
 
-def _what_was_found(asked: list[LoadOf], new: list[LoadOf], found: int) -> str:
+def _what_was_found(case: Case, asked: list[LoadOf], new: list[LoadOf], found: int) -> str:
     text = f"{plural(found, 'hit')} in {plural(len(asked), 'lookup')}"
+    older = 0 if found else sum(place.older for place in case.run.places)
+    text += f", and {plural(older, 'file')} from before this run in its store" if older else ""
     if new:
         rest = "one prompt begins" if len(new) == 1 else f"{count(len(new))} prompts begin"
         text += f"; {rest} like no earlier one of this run"

@@ -134,6 +134,7 @@ class _LeftOut:
         apart, part = unlike.numbers_between(self._told), len(self._without) < len(self._rows)
         since = unlike.caught_before(self._told)
         keys = config_key_unused.unused(self._case)
+        nothing = not self._unread and not self._stored and len(self._rows) >= _SEVERAL
         return [text for text, holds in (
             (transfers.REMEDY, self._unasked),
             *((_MEANT.format(one, "mean that"), True) for one in unlike.flags_of(self._told, True)),
@@ -145,7 +146,8 @@ class _LeftOut:
             *((f"{one}: see what it left behind; {_SINCE}", True) for one in since),
             (_LOADS_REMEDY, self._loads),
             *((text, not self._told and keys.keys) for text in config_key_unused.to_set(keys)),
-            (_SWITCH, not self._unread and not self._stored and len(self._rows) >= _SEVERAL),
+            (_CHUNKED, nothing and all(r.chunks > 1 for r in self._rows)),
+            (_SWITCH, nothing),
             (_ON_THE_WORKER, self._unread),
             (CAUSE.remedy, not self._unread),
             (_SLOTS_REMEDY, self._unread and part),
@@ -199,6 +201,10 @@ _SINCE = "from then on nothing of these is offered"
 _FIRST_REMEDY = "see {}: of a prompt no more than the first {} tokens are stored"
 _LAST_BLOCK = "of each of these prompts of which any was stored, the last whole block is left out"
 _LAST_REMEDY = "see where what stores goes through the blocks of a prompt: it ends before the last whole one"
+_CHUNKED = (
+    "each of these prompts was computed in several prefill chunks: see whether build_connector_meta goes on "
+    "with requests once they stand in scheduled_cached_reqs"
+)
 _SWITCH = (
     "nothing of any prompt is offered: see what switches saving on (a role, a setting, an environment "
     "variable), before what must be true of a request"
