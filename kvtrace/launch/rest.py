@@ -71,11 +71,14 @@ def _older(files: Iterable[RestingFile], began_wall_ns: int) -> Iterator[OlderFi
 
 def _files_below(root: str) -> Iterator[tuple[str, int]]:
     """(path, when it was last changed) of the files in a directory and below it."""
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(folder, name)
-            with contextlib.suppress(OSError):
-                yield path, os.lstat(path).st_mtime_ns
+    folders = [root]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    yield entry.path, entry.stat(follow_symlinks=False).st_mtime_ns
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:

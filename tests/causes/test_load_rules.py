@@ -21,6 +21,7 @@ from kvtrace.causes.rules import key_mismatch
 from kvtrace.causes.rules.already_stored import there_before
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.run import Place
 from kvtrace.terms import FAULT, LIMIT, NOTE, Grade
 from kvtrace.trace import rows
 from kvtrace.trace.format import Fact, Flag, Kind, Role, Way, pack_head
@@ -325,6 +326,9 @@ def test_new_prompts_are_no_finding(tmp_path: Path) -> None:
     assert of_loads(diagnosis) == []
     assert "2 prompts begin like no earlier one" in ruled_out(diagnosis)["lookup-miss"]
     assert "all 2 requests" in ruled_out(diagnosis)["never-looked-up"]
+    store = Place("directory", "/srv/kv", files=2, older=19)
+    again = diagnose(replace(read_run(tmp_path), places=[store]))
+    assert "0 hits in 2 lookups, though its store holds 19 files from" in ruled_out(again)["lookup-miss"]
 
 
 def share_a_beginning(tmp_path: Path, unit: int) -> Diagnosis:

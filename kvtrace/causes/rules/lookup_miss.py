@@ -237,7 +237,7 @@ def _nothing(row: LoadOf) -> bool:
 def _what_was_found(case: Case, asked: list[LoadOf], new: list[LoadOf], found: int) -> str:
     text = f"{plural(found, 'hit')} in {plural(len(asked), 'lookup')}"
     older = 0 if found else sum(place.older for place in case.run.places)
-    text += f", and {plural(older, 'file')} from before this run in its store" if older else ""
+    text += f", though its store holds {plural(older, 'file')} from before this run" if older else ""
     if new:
         rest = "one prompt begins" if len(new) == 1 else f"{count(len(new))} prompts begin"
         text += f"; {rest} like no earlier one of this run"
