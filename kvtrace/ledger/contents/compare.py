@@ -154,7 +154,8 @@ def compare(
     for judge in judges.values():
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
-            if savers and (pairs, block) in same_before and pairs & ~pairs_written(written, block):
+            seen = pairs_written(written, block.row, block.start, block.end)
+            if savers and (pairs, block) in same_before and pairs & ~seen:
                 blocks[NOT_COMPARED] += 1
                 continue
             if not savers and (pairs, block) not in same_before and judge.of_another_salt(block):
@@ -202,12 +203,14 @@ def returned(found: Iterable[Returned], pairs: int) -> list[Interval]:
 
 
 def _nothing_written(wrong: dict[int, list[Wrong]], written: Written) -> None:
-    """Where no write of a load was seen, and some of its blocks hold what they had held before, nobody wrote
-    the others either: of these it is not known what they had held."""
+    """Where some blocks of a load hold what they had held before, nobody wrote the others either into which
+    no write was seen: of these it is not known what they had held."""
     for row, found in wrong.items():
-        if not written.get(row) and any(one.unwritten for one in found):
+        if any(one.unwritten for one in found):
             wrong[row] = [
-                one if one.whose or one.changed else replace(one, unwritten=True, altered=False)
+                one
+                if one.whose or one.changed or pairs_written(written, row, one.start, one.end) & one.pairs
+                else replace(one, unwritten=True, altered=False)
                 for one in found
             ]
 

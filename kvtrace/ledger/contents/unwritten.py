@@ -70,7 +70,7 @@ def unwritten_blocks(
             continue  # what lies outside of a window need not be loaded
         zeroes = any(block.value == ZEROES and block.origin is Origin.COMPUTED for block in one.blocks)
         for block, before in _held_before(one, places):
-            if pairs_written(written, block):
+            if pairs_written(written, block.row, block.start, block.end):
                 continue
             what = f"tokens {block.start}-{block.end} hold"
             if block.value == ZEROES:
@@ -112,11 +112,11 @@ def changed(printed: Sequence[Printed], places: Places) -> set[tuple[int, Block]
     return found
 
 
-def pairs_written(written: Written, block: Block) -> int:
-    """The pairs, a bit each, in which something was seen to be written into a block."""
+def pairs_written(written: Written, row: int, start: int, end: int) -> int:
+    """The pairs, a bit each, in which something was seen to be written into positions of a request."""
     found = 0
-    for pairs, positions in written.get(block.row, ()):
-        if any(start < block.end and end > block.start for start, end in positions):
+    for pairs, positions in written.get(row, ()):
+        if any(low < end and high > start for low, high in positions):
             found |= pairs
     return found
 
