@@ -146,6 +146,7 @@ class _LeftOut:
             *((f"{one}: see what it left behind; {_SINCE}", True) for one in since),
             (_LOADS_REMEDY, self._loads),
             *((text, not self._told and keys.keys) for text in config_key_unused.to_set(keys)),
+            (_ABORTED_REMEDY, all(r.status == ABORTED for r in self._rows)),
             (_CHUNKED, nothing and all(r.chunks > 1 for r in self._rows)),
             (_SWITCH, nothing),
             (_ON_THE_WORKER, self._unread),
@@ -201,6 +202,7 @@ _SINCE = "from then on nothing of these is offered"
 _FIRST_REMEDY = "see {}: of a prompt no more than the first {} tokens are stored"
 _LAST_BLOCK = "of each of these prompts of which any was stored, the last whole block is left out"
 _LAST_REMEDY = "see where what stores goes through the blocks of a prompt: it ends before the last whole one"
+_ABORTED_REMEDY = "offer each chunk as it is computed, not at a request's end: all of these were aborted"
 _CHUNKED = (
     "each of these prompts was computed in several prefill chunks: see whether build_connector_meta goes on "
     "with requests once they stand in scheduled_cached_reqs"

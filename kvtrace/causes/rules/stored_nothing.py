@@ -108,6 +108,7 @@ _WITH_KV = (LoadEnd.LOADED, LoadEnd.WRONG)
 
 def _finding(case: Case) -> Finding:
     trust, caught, some = case.run.trust, at_start(case), _of_some_layers(case)
+    view = not some and _came_back(case)
     of = " in some layers" if some else ""
     if trust.nothing:
         headline = f"the save hook had KV to store and read none of it{of}"
@@ -133,14 +134,14 @@ def _finding(case: Case) -> Finding:
                 for one in caught[:1]
             ),
             *see_why_logged(case, SAVE_HOOKS),
-            *([_VIEW] if _came_back(case) else []),
+            *([_VIEW] if view else []),
             *([OF_ITS_GROUP] if some and _in_groups(case) else []),
             "look at what save_kv_layer, or wait_for_save, does with the metadata: an early return (at a "
             "limit, too), an empty slot mapping, a filter by rank or layer; in a wrapper, whether these and "
             "bind_connector_metadata are passed on",
             "where a thread copies later, keep the blocks until it is done (request_finished returns True): "
             "else it reads what another request has in them by then",
-            *([] if _came_back(case) else [_VIEW]),
+            *([] if view else [_VIEW]),
             "nothing to fix where the worker found the key in a store from before this run",
         ],
     )
