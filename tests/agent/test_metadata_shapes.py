@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvtrace.agent.metadata import Admissions, Declared, StepRequests, is_empty, read
+from kvtrace.agent.metadata.walk import NAMES_NOBODY
 from kvtrace.trace.format import Flag
 
 from .holding import Meta, Req, freeze, rows, slots, step
@@ -529,7 +530,7 @@ def test_what_names_no_kv_leaves_the_step_readable(fields: dict[str, Any]):
             Meta(store_gpu_blocks=[3, 4]),
             ("store_gpu_blocks", "list of ints: numbers that no request of this step holds"),
         ),
-        (Meta(), ("", "Meta without entries")),
+        (Meta(), ("", NAMES_NOBODY)),
         (Meta(saves=[record("Job", rid=A)]), ("saves[]", "a request's id, and not how much of it")),
         (Meta(reqs_to_send={A}), ("reqs_to_send", "ids of requests, and not how much of them")),
         (Meta(keys_to_save=["k1"]), ("keys_to_save", "list of strs")),

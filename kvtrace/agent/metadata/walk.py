@@ -24,6 +24,7 @@ _MOST_VALUES = 1 << 17
 """Values of one step's metadata that are looked at; a list of integers is one."""
 _MOST_LISTS = 4096
 _MOST_PROBLEMS = 64
+NAMES_NOBODY = "nothing in it names a request"
 _MOST_KEY = 64
 """Bytes of a hash or a key."""
 
@@ -167,7 +168,6 @@ class Walk:
             self.problems.extend(problems)
             return
         self._spoke = False
-        name = type(meta).__name__
         try:
             meta = stock.view(meta)
         except (AttributeError, TypeError, ValueError):
@@ -184,7 +184,7 @@ class Walk:
             self._record([("", meta)], inside)
         if not self._spoke:
             # Nothing in it that could name a request: the worker decides by itself what to store.
-            self.problem(context.field, f"{name} without entries")
+            self.problem(context.field, NAMES_NOBODY)
         self._spoke = True
 
     # --- records ----------------------------------------------------------------------------------

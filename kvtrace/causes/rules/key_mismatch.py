@@ -57,7 +57,7 @@ def rule(case: Case) -> Results:
             return
         if hits and all(_found_whole(case, row) for row in repeated):
             whose = of_all(len(hits), len(repeated), "prompt")
-            yield CAUSE.ruled_out(f"{whose} that this run had saved before, found again by the lookup")
+            yield CAUSE.ruled_out(f"{whose} that this run had saved whole before, found again by the lookup")
         return
     tokens = loads.tokens(case, lost, CAUSE)
     at_once = [row for row in lost if row.others_between == 0]
