@@ -20,6 +20,7 @@ from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.contents.compare import Contents, Wrong, compare
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.loads.book import perhaps_late
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, LoadContents, Sign, judge, signs
 from kvtrace.ledger.requests import ComputedChunk as Computed
 from kvtrace.ledger.requests import Request
@@ -650,6 +651,19 @@ def test_a_load_known_to_have_failed_is_left_to_its_cause(tmp_path: Path) -> Non
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 99, 9])
     cache.sim.step([Chunk("b", 32, 96)], prompts={"b": 128})
     assert lost(cache.run()) == 0
+
+
+def test_a_load_nobody_watched_beside_others_that_came_late() -> None:
+    """What stood in its blocks was "loaded with KV that is not theirs"; of another's KV that is so."""
+    engine = Engine(0, 1, "engine core", facts.EngineFact(block_size=32), None, pairs=1)
+    late = Gathered({InPair(signs([(0, 64)], Sign(By.SLOT, LoadEnd.USED_BEFORE)), True): 1})
+    assert judge((0, 64), late, LoadContents(), engine).came_late
+    unwatched = Gathered({InPair(): 1})
+    said = LoadContents([Wrong(0, 32, 1, "x"), Wrong(32, 64, 1, "y", whose=((1, 1), (0, 32)))])
+    alone = judge((0, 64), unwatched, said, engine)
+    assert not alone.came_late and alone.lost == {((0, 64, LoadEnd.WRONG),): 1}
+    beside = judge((0, 64), unwatched, perhaps_late(said), engine)
+    assert beside.lost == {((0, 32, LoadEnd.USED_BEFORE), (32, 64, LoadEnd.WRONG)): 1}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -80,7 +81,7 @@ def follow(
     by_tag = with_connector(engines)
     failed = failures(_synchronous(accepted), by_tag, seen)
     caught = caught_in_loading(swallowed(scans))
-    arrived = {}
+    arrived, unwatched = {}, []
     for one in accepted:
         engine, row = by_tag[one.asked.engine], one.asked.request
         gathered = (
@@ -91,7 +92,28 @@ def follow(
         by_exceptions = () if row in contents.written else _caught(one, caught)
         said = LoadContents(contents.wrong.get(row, ()), contents.proved.get(row, ()), by_exceptions)
         arrived[row] = judge(one.asked.positions, gathered, said, engine)
+        if not gathered.measured and said.wrong:
+            unwatched.append((one.asked, gathered, said))
+    late = {one.asked.engine for one in accepted if arrived[one.asked.request].came_late}
+    for asked, gathered, said in unwatched:
+        if asked.asynchronous and asked.engine in late:
+            arrived[asked.request] = judge(
+                asked.positions, gathered, perhaps_late(said), by_tag[asked.engine]
+            )
     return arrived
+
+
+def perhaps_late(said: LoadContents) -> LoadContents:
+    """Of a load whose writes are not seen, on an engine of which others came after their use: KV that is
+    nobody's is no other that was loaded, but what stood there before."""
+    wrong = [
+        one if one.whose or one.unwritten else replace(one, late=True, why=f"{one.why}; {_OTHERS_LATE}")
+        for one in said.wrong
+    ]
+    return replace(said, wrong=wrong)
+
+
+_OTHERS_LATE = "loads of this engine whose writes were seen came after their use"
 
 
 def _caught(accepted: Accepted, caught: Mapping[int, Sequence[str]]) -> tuple[str, ...]:
