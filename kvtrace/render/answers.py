@@ -276,11 +276,10 @@ def _how_loads_were_seen(ledger: LedgerRow) -> str:
     grades = ledger.get("grades", {}).get(LOADED, {})
     pairs = max(1, ledger["pairs"] or 1)
     told = round(grades.get("declared", 0) / pairs)
-    taken = round(
-        sum(amount for grade, amount in grades.items() if grade not in ("declared", "proved")) / pairs
-    )
+    # Of tokens that came in some layers alone, which are no loaded ones, these layers have a grade, too.
+    taken = round(tokens_of(ledger, LOADED) - told - grades.get("proved", 0) / pairs) if grades else 0
     parts = [(told, "by the connector's report alone"), (taken, "not compared with what was computed")]
-    said = [f"{'' if len(grades) == 1 else f'{count(n)} of them '}{how}" for n, how in parts if n]
+    said = [f"{'' if len(grades) == 1 else f'{count(n)} of them '}{how}" for n, how in parts if n > 0]
     return f", {', '.join(said)}" if said else ""
 
 

@@ -388,6 +388,7 @@ def test_generated_tokens_are_called_stored_where_that_was_seen(grades: dict[str
             "(50.0 %), 16 of them by the connector's report alone, 32 of them not compared with what was "
             "computed; 64 not found.",
         ),
+        ({"proved": 128, "read": 40}, "(50.0 %); 64 not found."),  # layers of tokens that came in part
     ],
 )
 def test_loads_that_were_compared_with_nothing_are_said_to_be(grades: dict[str, int], said: str) -> None:
