@@ -309,6 +309,11 @@ class Engine:
     args: Mapping[str, Any] = field(default_factory=dict)  # EngineArgs.given of its process or its front
 
     @property
+    def names_no_store(self) -> bool:
+        """Whether something was stored, and no metadata named any of it: the workers know what."""
+        return 0 < self.implied_entries == self.store_entries
+
+    @property
     def configured(self) -> documents.KvTransfer | None:
         """The kv_transfer part of the configuration, None without one."""
         return self.facts.kv_transfer

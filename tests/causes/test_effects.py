@@ -198,6 +198,22 @@ def test_what_is_read_in_part_for_nobody_known_is_open(tmp_path: Path) -> None:
     assert finding.remedy[0].startswith("Save and load all of a slot") and finding.severity == LIMIT
 
 
+def test_what_no_metadata_ever_named_was_taken_not_offered(tmp_path: Path) -> None:
+    """The metadata names requests alone, and what to do lies elsewhere: nothing was "offered"."""
+    sim = sim_of(tmp_path)
+    sim.watching = WATCHED
+    for n, name in enumerate("abc"):
+        step = sim.one_step(name, 64, digest=n + 1)
+        for layer in range(sim.layers):
+            if name == "a":
+                sim.stored(name, 0, 64, layer, step=step)
+            else:
+                sim.effect(0, step, layer, 0)
+    found = the(analyse(sim), "metadata-has-no-store")
+    assert found.headline == "the connector took nothing of 2 of 3 prompts for storing"
+    assert "at the save hooks for what they pass over" in found.remedy[0]
+
+
 @pytest.mark.parametrize(("ranks", "diverge"), [({0, 1}, False), ({1}, True)])
 def test_ranks_diverge_where_a_layer_fares_differently_on_them(
     tmp_path: Path, ranks: set[int], diverge: bool

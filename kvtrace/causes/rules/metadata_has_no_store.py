@@ -71,7 +71,8 @@ class _LeftOut:
         here = {r.row for r in rows}
         self._others = [r for r in self._stored if r.row not in here]
         self._unread = metadata_unread(self._engine, rows)
-        self._did, self._done = ("took", "seen to be read") if self._unread else ("offered", "offered")
+        self._silent = bool(self._unread) or self._engine.names_no_store
+        self._did, self._done = ("took", "seen to be read") if self._silent else ("offered", "offered")
         self._told = unlike.of_saves(case, CAUSE)
         self._loads = (unlike.LOADS, True) in self._told
         self._first = _first_alone(rows)
@@ -134,7 +135,7 @@ class _LeftOut:
         apart, part = unlike.numbers_between(self._told), len(self._without) < len(self._rows)
         since = unlike.caught_before(self._told)
         keys = config_key_unused.unused(self._case)
-        nothing = not self._unread and not self._stored and len(self._rows) >= _SEVERAL
+        nothing = not self._silent and not self._stored and len(self._rows) >= _SEVERAL
         return [text for text, holds in (
             (transfers.REMEDY, self._unasked),
             *((_MEANT.format(one, "mean that"), True) for one in unlike.flags_of(self._told, True)),
@@ -149,8 +150,8 @@ class _LeftOut:
             (_ABORTED_REMEDY, all(r.status == ABORTED for r in self._rows)),
             (_CHUNKED, nothing and all(r.chunks > 1 for r in self._rows)),
             (_SWITCH, nothing),
-            (_ON_THE_WORKER, self._unread),
-            (CAUSE.remedy, not self._unread),
+            (_ON_THE_WORKER, self._silent),
+            (CAUSE.remedy, not self._silent),
             (_SLOTS_REMEDY, self._unread and part),
         ) if holds]  # fmt: skip
 

@@ -200,9 +200,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: SaveEvid
         only_loads=engine.only_loads,
         given_away=engine.store_entries == 0
         and any((w.spool, of) in evidence.given_away for w in engine.workers for of in (0, engine.tag)),
-        decode_unknown=bool(engine.implied_entries)
-        and engine.implied_entries == engine.store_entries
-        and engine.decode_measured is not False,
+        decode_unknown=engine.names_no_store and engine.decode_measured is not False,
     )
     return pairs, trust
 
