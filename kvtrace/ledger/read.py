@@ -179,6 +179,12 @@ def _books(
         loads=loads_sum, load_rows=loads,
         lost_resumed=follow_resumed(resumed, engines, looked),
         perhaps_late=frozenset(row for one in slots.values() for row in one.perhaps_late),
+        read_when_over=frozenset(
+            row
+            for one in slots.values()
+            for row, touches in one.reads.items()
+            if any(requests[row].gave_back(touch.step) for touch in touches)
+        ),
         read_in_part=_read_in_part(slots),
         in_common=in_common(requests),
         compared=contents.blocks, across_salts=contents.salted,

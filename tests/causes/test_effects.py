@@ -198,6 +198,18 @@ def test_what_is_read_in_part_for_nobody_known_is_open(tmp_path: Path) -> None:
     assert finding.remedy[0].startswith("Save and load all of a slot") and finding.severity == LIMIT
 
 
+@pytest.mark.parametrize("in_time", [False, True])
+def test_reads_of_a_request_that_is_over_are_noted(tmp_path: Path, in_time: bool) -> None:
+    """By metadata of an earlier step."""
+    sim = sim_of(tmp_path)
+    sim.watching = WATCHED
+    steps = [sim.one_step(name, 64, digest=n + 1, unreadable=True) for n, name in enumerate("ab")]
+    for layer in range(sim.layers):
+        sim.read("a", 0, 64, layers=[layer], step=steps[not in_time])
+    sim.write()
+    assert read_run(tmp_path / "run").read_when_over == (frozenset() if in_time else {0})
+
+
 def test_what_no_metadata_ever_named_was_taken_not_offered(tmp_path: Path) -> None:
     """The metadata names requests alone, and what to do lies elsewhere: nothing was "offered"."""
     sim = sim_of(tmp_path)

@@ -804,6 +804,21 @@ def test_other_prompts_kv_may_have_been_copied_too_late(tmp_path: Path, late: bo
     assert first.remedy[0].startswith("Keep a request's blocks until they are read") is late
 
 
+@pytest.mark.parametrize(("over", "told"), [({0}, True), ({2}, False), (set(), False)])
+def test_other_prompts_kv_may_have_been_saved_when_a_request_was_over(
+    tmp_path: Path, over: set[int], told: bool
+) -> None:
+    """Metadata of an earlier step, or a copy that comes later: the key was to be made of all tokens."""
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9], B)
+    run = cache.computes("c", [1, 2, 3, 4], (31, 32, 33, 34)).run()
+    first = diagnose(replace(run, read_when_over=frozenset(over))).findings[0]
+    assert first.id == "kv-load-wrong"
+    assert (
+        any("blocks of 1 request with the same beginning were read" in one for one in first.evidence) is told
+    )
+    assert first.remedy[0].startswith("Read no blocks of a request that is over") is told
+
+
 def test_requests_whose_loads_came_wrong_stand_first(tmp_path: Path) -> None:
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 7, 8]).run()
     assert [one.request.id for one in diagnose(run).requests] == ["b", "a"]

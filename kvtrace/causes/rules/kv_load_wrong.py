@@ -137,13 +137,13 @@ def rule(case: Case) -> Results:
                 *(seen := loads.reasons_and_places(case, wrong, CAUSE)),
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
-                *(late := _perhaps_late(case, seen)),
+                *(late := _perhaps_late(case, seen, wrong)),
             ],
             severity=LIMIT if made_up else CAUSE.severity,
             remedy=[_MADE_UP]
             if made_up
             else [
-                *([kv_misplaced.KEPT] if late else []),
+                *late.values(),
                 *_remedies(
                     case, said, wrong, lost, (unlike.BEHIND_HIT, True) in loads.what_fails(case, wrong)
                 ),
@@ -194,14 +194,34 @@ def _question(case: Case, found: Mapping[int, int], asked: _Question) -> Finding
     )
 
 
-def _perhaps_late(case: Case, seen: Sequence[str]) -> list[str]:
-    """Where other prompts' KV came back, and may have been saved so."""
-    if not case.run.perhaps_late or not any(ANOTHER_PROMPT in line or ELSEWHERE in line for line in seen):
-        return []
-    return [
-        f"a thread read blocks that {plural(len(case.run.perhaps_late), 'request')} had had, and others had "
-        "by then: what was saved under their names may be these others' KV"
+def _perhaps_late(case: Case, seen: Sequence[str], wrong: Sequence[LoadOf]) -> dict[str, str]:
+    """Where other prompts' KV came back, and may have been saved so: what was seen -> what to do."""
+    if not any(ANOTHER_PROMPT in line or ELSEWHERE in line for line in seen):
+        return {}
+    run, found = case.run, {}
+    if run.perhaps_late:
+        found[_BY_A_THREAD.format(plural(len(run.perhaps_late), "request"))] = kv_misplaced.KEPT
+    begin = {digest for row in wrong for digest, _ in run.in_common.get(row.request, ())}
+    over = [
+        row for row in run.read_when_over if any(digest in begin for digest, _ in run.in_common.get(row, ()))
     ]
+    if over:
+        found[_WHEN_OVER.format(plural(len(over), "request"))] = _NOT_OVER
+    return found
+
+
+_BY_A_THREAD = (
+    "a thread read blocks that {} had had, and others had by then: what was saved under their names may be "
+    "these others' KV"
+)
+_WHEN_OVER = (
+    "blocks of {} with the same beginning were read after the last step of their own, and nothing held them: "
+    "what was saved then may be the KV of others that had got these blocks"
+)
+_NOT_OVER = (
+    "read no blocks of a request that is over: metadata of an earlier step names blocks that others have by "
+    "now; where the copy comes later, keep them until then (request_finished returns True; report the save)"
+)
 
 
 def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind: bool) -> list[str]:
