@@ -163,6 +163,13 @@ ONE_STEP: dict[str, tuple[int, int, list[Reading], Fates]] = {
     "partly before the forward": (
         64, 64, [read(0, 16, hook="start_load_kv"), read(16, 64)], {(0, 16): STALE, (16, 64): SAVED},
     ),
+    "a last block that is not full, before the forward alone": (
+        60, UNREADABLE, [read(0, 48), read(48, 60, hook="start_load_kv")],
+        {(0, 48): SAVED, (48, 60): NOT_OFFERED},
+    ),
+    "the same, and it is named": (
+        60, 60, [read(0, 48), read(48, 60, hook="start_load_kv")], {(0, 48): SAVED, (48, 60): STALE},
+    ),
 }  # fmt: skip
 
 

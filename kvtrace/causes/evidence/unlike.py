@@ -137,7 +137,7 @@ def caught_before(told: Apart) -> list[str]:
 
 def _since(case: Case) -> Iterator[tuple[str, Callable[[Case, CaseRequest], bool]]]:
     """Whether a request began before the connector first caught an exception, or since."""
-    for fact in case.run.swallowed[:_MOST]:
+    for fact in sorted(case.run.swallowed, key=lambda one: one.step)[:_MOST]:
         words = f"{SINCE} {fact.type} was caught in {place(fact.hook)} (at {fact.where})"
         yield words, partial(_begun_since, fact.step)
 

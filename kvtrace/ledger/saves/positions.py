@@ -294,7 +294,16 @@ class _InPair:
                 stale += intersect(own, vain)
                 found[StoreResult(end, grade, read.sent_to, read.blind)] += subtract(own, vain)
         every = union(part for parts in found.values() for part in parts)
-        return found, subtract(union(stale), every), union(for_others)
+        early = self._meant(subtract(union(stale), every))
+        return found, early, union(for_others)
+
+    def _meant(self, early: list[Interval]) -> list[Interval]:
+        """Of positions that were read too early alone, those that were to be stored: a last block that is not
+        full is read with others, and may be left out where no metadata names it."""
+        request = self._request
+        whole = request.prompt // request.block * request.block if request.block else request.prompt
+        named = union(positions(request, entry) for entry in request.entries if not entry.implied)
+        return [part for part in early if part[0] < whole or intersect([part], named)]
 
     def _void(self, step: int) -> bool:
         """Whether what was read in a step is not in the store."""
