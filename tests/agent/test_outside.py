@@ -285,19 +285,24 @@ def test_what_a_server_of_the_process_sends_goes_to_one_place(trace, kv):
     assert outside(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 3 * 256, 0, 0)]
 
 
-def test_what_a_server_answers_to_its_own_process_is_no_store(trace, kv):
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+def test_what_a_server_answers_to_its_own_process_is_no_store(trace, kv, tmp_path, family):
     """A connector's thread that serves its own loads: they counted as sent to the store."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    where = ("127.0.0.1", 0) if family == socket.AF_INET else str(tmp_path / "door")
+    with socket.create_server(where, family=family) as server:
+        address = server.getsockname()
 
         def how(step, layer):
-            with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as served:
+            with socket.socket(family) as client:
+                client.connect(address)
                 client.sendall(data_of(layer))
-                served.sendall(served.recv(256))
+                with server.accept()[0] as served:
+                    served.sendall(served.recv(256))
                 assert len(client.recv(256)) == 256
 
         saves(kv, how)
-    assert outside(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 256, 0, 0)]
+    name = f"tcp 127.0.0.1:{address[1]}" if family == socket.AF_INET else f"unix {address}"
+    assert outside(trace) == [(Way.SOCKET, name, 256, 0, 0)]
 
 
 @pytest.mark.parametrize("timeout", [None, 9.0])

@@ -767,7 +767,7 @@ def test_what_was_stored_too_early_comes_back_so(tmp_path: Path, monkeypatch: py
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [95, 6, 97, 9]).run()
     (verified,) = (one for one in diagnose(run).ruled_out if one.id == "kv-verified")
     assert verified.evidence.startswith("1 of 3 loaded blocks hold exactly")
-    assert verified.evidence.endswith("of 96 loaded; 2 blocks came back altered)")
+    assert verified.evidence.endswith("of 96 accepted; 2 blocks came back altered)")
     read_early = {"kv-stale": 16}
     monkeypatch.setattr(Case, "affected", lambda case, cause: [cause] if cause.id in read_early else [])
     monkeypatch.setattr(Case, "tokens", lambda case, cause: read_early.get(cause.id, 0))

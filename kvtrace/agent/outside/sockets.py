@@ -79,9 +79,14 @@ def _sending(original: Any, peer_of: Callable[[Any], str] | None = None) -> Any:
 
 
 def _sent(watched: Any, sender: Any, peer: str, data: Any, sent: int | None) -> None:
-    if isinstance(sender, socket.socket) and sender not in _accepted and (name := sender.getsockname()):
+    if isinstance(sender, socket.socket) and sender not in _accepted and (name := _client_s(sender)):
         _clients[name] = sender
     watched.sent(peer, memoryview(data).nbytes if sent is None else sent)
+
+
+def _client_s(sock: socket.socket) -> Any:
+    """The address by which a server knows a client: that of a Unix path has none but the server's."""
+    return sock.getsockname() or sock.getpeername()
 
 
 def _peer_of(connection: Any) -> str:
@@ -141,7 +146,7 @@ def name_of(sock: Any) -> str:
 
 def _answers_here(sock: Any) -> bool:
     try:
-        return sock.getpeername() in _clients
+        return (sock.getpeername() or sock.getsockname()) in _clients
     except OSError:  # it is gone
         return False
 

@@ -184,6 +184,11 @@ def tokens(case: Case, rows: Iterable[LoadOf], cause: Cause) -> int:
     )
 
 
+def came_whole(case: Case, row: LoadOf) -> int:
+    """Tokens of a request that were loaded into every pair."""
+    return of_load(row, case.engines[row.engine].pairs).get(LoadEnd.LOADED, 0)
+
+
 def accepted(case: Case) -> list[LoadOf]:
     """The requests of which the scheduler accepted tokens from the connector."""
     return [row for row in case.run.load_rows if row.accepted > 0]

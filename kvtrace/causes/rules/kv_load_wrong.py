@@ -156,10 +156,13 @@ def rule(case: Case) -> Results:
     elif case.run.from_apart:
         yield _question(case, case.run.from_apart, _FROM_APART)
     elif equal and not unequal:
-        tokens = int(sum(row.proved / case.engines[row.engine].pairs for row in accepted))
+        tokens = sum(min(loads.came_whole(case, row), _proved(case, row)) for row in accepted)
         loaded = sum(row.accepted for row in accepted)
-        rest = f"{plural(altered, 'block')} came back altered" if altered else "the others were not compared"
-        more = "" if tokens >= loaded else f" of {count(loaded)} loaded; {rest}"
+        short = "did not come whole, or " if any(row.lost for row in accepted) else ""
+        rest = (
+            f"{plural(altered, 'block')} came back altered" if altered else f"others {short}were not compared"
+        )
+        more = "" if tokens >= loaded else f" of {count(loaded)} accepted; {rest}"
         yield RuledOut(
             VERIFIED,
             f"{compared} hold exactly what the same tokens computed to in this run "
@@ -170,6 +173,11 @@ def rule(case: Case) -> Results:
             f"of {plural(unknown, 'loaded block')} none could be compared with what the same tokens "
             "computed to in this run"
         )
+
+
+def _proved(case: Case, row: LoadOf) -> int:
+    """Tokens that came with their KV, as if all pairs had fared alike."""
+    return row.proved // case.engines[row.engine].pairs
 
 
 def _question(case: Case, found: Mapping[int, int], asked: _Question) -> Finding:
