@@ -301,7 +301,7 @@ def test_what_a_server_answers_to_its_own_process_is_no_store(trace, kv, tmp_pat
                 assert len(client.recv(256)) == 256
 
         saves(kv, how)
-    name = f"tcp 127.0.0.1:{address[1]}" if family == socket.AF_INET else f"unix {address}"
+    name = f"tcp 127.0.0.1:{address[1]}" if family == socket.AF_INET else "door"
     assert outside(trace) == [(Way.SOCKET, name, 256, 0, 0)]
 
 
