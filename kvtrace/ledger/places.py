@@ -23,6 +23,8 @@ DIRECTORY, DATABASE, PEERS, CONFIGURED = "directory", "database", "peer", "confi
 _KIND = {Way.FILE: DIRECTORY, Way.SHARED_MEMORY: DIRECTORY, Way.SQLITE: DATABASE, Way.SOCKET: PEERS}
 _LEAST_DEPTH = 2
 """Parts of a path above which a common directory says nothing: ``/``, ``/home``."""
+_LEAST_SIZE = 256
+"""Bytes of a directory's files that may hold KV."""
 _LEAST_SENT = 0.001
 """Of what another peer got: one that got less was sent no KV, but questions and acknowledgements."""
 
@@ -102,6 +104,8 @@ def _directories(
             wrote[DIRECTORY, path].size if n is None else n for path, n in zip(there, sizes, strict=True)
         )
         by = frozenset().union(*(wrote[DIRECTORY, path].engines for path in inside))
+        if 0 < size < _LEAST_SIZE:
+            continue  # a line of a log
         yield Place(DIRECTORY, root, len(there), size, by)
 
 

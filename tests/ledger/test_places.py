@@ -46,6 +46,11 @@ def test_segments_of_shared_memory_are_files_of_a_directory() -> None:
     assert found(wrote, *gone) == [("directory", "/dev/shm", 0, 0)]
 
 
+def test_a_line_of_a_log_is_no_place() -> None:
+    """"Stored in" a file of 60 bytes, of a connector that keeps its KV in memory."""
+    assert found({"/srv/my.log": (Way.FILE, 60)}) == []
+
+
 def test_who_was_only_answered_is_no_place() -> None:
     """A server in the same process acknowledges what it got."""
     sent = {"tcp 10.0.0.2:6379": (Way.SOCKET, 1 << 20), "tcp 10.0.0.3:5000": (Way.SOCKET, 84)}
@@ -58,7 +63,7 @@ def test_a_peer_has_what_was_sent() -> None:
 
 def test_files_from_before_the_run_are_counted_where_it_wrote() -> None:
     """A store that outlives its engine, and of which nothing is found again: they lie there."""
-    wrote = {"/srv/kv/a/1.pt": (Way.FILE, 64), "/srv/kv/a/2.pt": (Way.FILE, 64), "tcp h:1": (Way.SOCKET, 512)}
+    wrote = {"/srv/kv/a/1.pt": (Way.FILE, 640), "/srv/kv/a/2.pt": (Way.FILE, 64), "tcp h": (Way.SOCKET, 512)}
     for directory, older in (("/srv/kv/a", 19), ("/srv/kv", 19), ("/srv/kv/a/b", 19), ("/srv/k", 0)):
         rest = RestFile(older=(OlderFiles(directory, 19),))
         assert [(one.kind, one.older) for one in places_of(wrote, rest)] == [
