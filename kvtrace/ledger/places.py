@@ -23,7 +23,7 @@ DIRECTORY, DATABASE, PEERS, CONFIGURED = "directory", "database", "peer", "confi
 _KIND = {Way.FILE: DIRECTORY, Way.SHARED_MEMORY: DIRECTORY, Way.SQLITE: DATABASE, Way.SOCKET: PEERS}
 _LEAST_DEPTH = 2
 """Parts of a path above which a common directory says nothing: ``/``, ``/home``."""
-_LEAST_SIZE = 256
+_LEAST_SIZE = 4096
 """Bytes of a directory's files that may hold KV."""
 _LEAST_SENT = 0.001
 """Of what another peer got: one that got less was sent no KV, but questions and acknowledgements."""

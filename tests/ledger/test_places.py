@@ -47,7 +47,7 @@ def test_segments_of_shared_memory_are_files_of_a_directory() -> None:
 
 
 def test_a_line_of_a_log_is_no_place() -> None:
-    """"Stored in" a file of 60 bytes, of a connector that keeps its KV in memory."""
+    """ "Stored in" a file of 60 bytes, of a connector that keeps its KV in memory."""
     assert found({"/srv/my.log": (Way.FILE, 60)}) == []
 
 
@@ -63,7 +63,7 @@ def test_a_peer_has_what_was_sent() -> None:
 
 def test_files_from_before_the_run_are_counted_where_it_wrote() -> None:
     """A store that outlives its engine, and of which nothing is found again: they lie there."""
-    wrote = {"/srv/kv/a/1.pt": (Way.FILE, 640), "/srv/kv/a/2.pt": (Way.FILE, 64), "tcp h": (Way.SOCKET, 512)}
+    wrote = {"/srv/kv/a/1.pt": (Way.FILE, 8192), "/srv/kv/a/2.pt": (Way.FILE, 64), "tcp h": (Way.SOCKET, 512)}
     for directory, older in (("/srv/kv/a", 19), ("/srv/kv", 19), ("/srv/kv/a/b", 19), ("/srv/k", 0)):
         rest = RestFile(older=(OlderFiles(directory, 19),))
         assert [(one.kind, one.older) for one in places_of(wrote, rest)] == [

@@ -78,13 +78,16 @@ class _LeftOut:
         self._first = _first_alone(rows)
         self._limit = between(self._engine, self._first, self._first) if self._first else ""
         self._one_less = _all_but_a_block(rows)
-        self._across = _across_chunks(case, rows)
+        self._across, self._ends = _across_chunks(case, rows), _ends_alone(case, rows)
         asked = [r.id for r in self._without], [r.id for r in self._stored]
         self._unasked = transfers.not_asked(case, self._engine, *asked)
 
     @property
-    def _all_across(self) -> bool:
-        return self._across == len(self._rows)
+    def _what_alone(self) -> str:
+        """Which blocks alone are left out, "" where it is not such a kind alone."""
+        if self._across == len(self._rows):
+            return "block that two prefill chunks fill together"
+        return "last block that is not full" if self._ends == len(self._rows) else ""
 
     def _what(self) -> str:
         part = len(self._without) < len(self._rows)
@@ -92,14 +95,13 @@ class _LeftOut:
         return f"{self._did} {nothing if self._without else 'a part alone'} of {self._affected} for storing"
 
     def headline(self) -> str:
-        if self._all_across:
-            return "blocks that two prefill chunks fill together are not stored"
-        return f"the connector {self._what()}"
+        alone = self._what_alone
+        return f"the connector {self._did} no {alone}" if alone else f"the connector {self._what()}"
 
     def title(self) -> str:
         name = self._engine.connector_name
-        if self._all_across:
-            return f"{name} {self._did} no block that two prefill chunks fill together, of {self._affected}."
+        if self._what_alone:
+            return f"{name} {self._did} no {self._what_alone}, of {self._affected}."
         by = "those that it loads for" if self._loads else "by a rule that is not known"
         return f"{name} {self._what()}, {'as they ask for no transfer' if self._unasked else by}."
 
@@ -121,6 +123,7 @@ class _LeftOut:
             *part_of_prompts(self._case, CAUSE),
             *([first] if self._first else []),
             *([_LAST_BLOCK] if self._one_less else []),
+            *([f"of {of_all(self._ends, len(rows), 'prompt')} {_ENDS}"] if self._ends else []),
             _how_much(len(self._without), part, len(self._others), self._done)
             + "".join(_disturbed(rows, self._others)),
             *said_of_unread(self._unread, rows),
@@ -143,7 +146,8 @@ class _LeftOut:
             (_FIRST_REMEDY.format(self._limit or "what ends a store", count(self._first)), self._first),
             (_LAST_REMEDY, self._one_less),
             (f"see {apart}: it lies between the prompts that are stored and those that are not", apart),
-            (_ACROSS_REMEDY, self._all_across),
+            (_ACROSS_REMEDY, self._across == len(self._rows)),
+            (_ENDS_REMEDY, self._ends == len(self._rows)),
             *((f"{one}: see what it left behind; {_SINCE}", True) for one in since),
             (_LOADS_REMEDY, self._loads),
             *((text, not self._told and keys.keys) for text in config_key_unused.to_set(keys)),
@@ -219,6 +223,16 @@ _ACROSS_REMEDY = (
     "store such a block in the step that fills it: the first block of a chunk is the one in which it begins"
 )
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
+
+
+_ENDS = "no more is left out than the last block, which is not full"
+_ENDS_REMEDY = "nothing to change where whole blocks alone are to be stored"
+
+
+def _ends_alone(case: Case, rows: Sequence[CaseRequest]) -> int:
+    """Of how many prompts no more was left out than their last block, which is not full."""
+    at = case.assigned[CAUSE.id].at
+    return sum(all(start >= r.prompt // max(1, r.block) * r.block for start, _, _ in at[r.row]) for r in rows)
 
 
 def _across_chunks(case: Case, rows: Sequence[CaseRequest]) -> int:
