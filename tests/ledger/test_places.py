@@ -39,10 +39,10 @@ def test_a_database_has_the_size_that_it_has_at_the_end() -> None:
 
 
 def test_segments_of_shared_memory_are_files_of_a_directory() -> None:
-    wrote = {f"/dev/shm/kv{n}": (Way.SHARED_MEMORY, 1024) for n in range(3)}
-    assert found(wrote) == [("directory", "/dev/shm", 3, 3072)]
+    wrote = {f"/dev/shm/kv{n}": (Way.SHARED_MEMORY, 4096) for n in range(3)}
+    assert found(wrote) == [("directory", "/dev/shm", 3, 12288)]
     gone = [RestingFile(name, False) for name in wrote]
-    assert found(wrote, gone[0]) == [("directory", "/dev/shm", 2, 2048)]
+    assert found(wrote, gone[0]) == [("directory", "/dev/shm", 2, 8192)]
     assert found(wrote, *gone) == [("directory", "/dev/shm", 0, 0)]
 
 
