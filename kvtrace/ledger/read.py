@@ -178,14 +178,6 @@ def _books(
         entries=saves.entries, lost=saves.lost, base=saves.base,
         loads=loads_sum, load_rows=loads,
         lost_resumed=follow_resumed(resumed, engines, looked),
-        perhaps_late=frozenset(row for one in slots.values() for row in one.perhaps_late),
-        read_when_over=frozenset(
-            row
-            for one in slots.values()
-            for row, touches in one.reads.items()
-            if any(requests[row].gave_back(touch.step) for touch in touches)
-        ),
-        read_in_part=_read_in_part(slots),
         in_common=in_common(requests),
         compared=contents.blocks, across_salts=contents.salted,
         apart=contents.apart, from_apart=contents.from_apart,
@@ -198,7 +190,7 @@ def _books(
         async_saves=async_saves, outside=[total for one in seen.told.values() for total in one.totals],
         states=book_of_states(engines, every.requests, scans, seen.given),
     )  # fmt: skip
-    return _Books(_with_facts(run, scans), requests, saves.ways)
+    return _Books(_with_reads(_with_facts(run, scans), requests, slots), requests, saves.ways)
 
 
 def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
@@ -214,6 +206,20 @@ def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
         config_keys=reported.config_keys(scans),
         unreadable_metadata=reported.unreadable_metadata(scans),
         watch_limits=reported.watch_limits(scans),
+    )
+
+
+def _with_reads(run: Run, requests: Sequence[Request], slots: Mapping[tuple[int, str], Slots]) -> Run:
+    """The run, with what is odd about the reads of its workers."""
+    every = list(slots.values())
+    reads = chain.from_iterable(one.reads.items() for one in every)
+    return replace(
+        run,
+        perhaps_late=frozenset(row for one in every for row in one.perhaps_late),
+        read_when_over=frozenset(
+            row for row, these in reads if any(requests[row].gave_back(one.step) for one in these)
+        ),
+        read_in_part=0 if any(one.reads for one in every) else sum(len(one.partly) for one in every),
     )
 
 
@@ -237,10 +243,6 @@ def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
         return found
     requests = tuple(one.without_kv() if one.engine in without else one for one in found.requests)
     return replace(found, requests=requests)
-
-
-def _read_in_part(slots: Mapping[tuple[int, str], Slots]) -> int:
-    return 0 if any(one.reads for one in slots.values()) else sum(len(one.partly) for one in slots.values())
 
 
 def _places(given: Mapping[int, Sequence[Given]]) -> Places:

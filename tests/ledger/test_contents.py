@@ -805,9 +805,7 @@ def test_other_prompts_kv_may_have_been_copied_too_late(tmp_path: Path, late: bo
 
 
 @pytest.mark.parametrize(("over", "told"), [({0}, True), ({2}, False), (set(), False)])
-def test_other_prompts_kv_may_have_been_saved_when_a_request_was_over(
-    tmp_path: Path, over: set[int], told: bool
-) -> None:
+def test_other_prompts_kv_saved_when_a_request_was_over(tmp_path: Path, over: set[int], told: bool) -> None:
     """Metadata of an earlier step, or a copy that comes later: the key was to be made of all tokens."""
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9], B)
     run = cache.computes("c", [1, 2, 3, 4], (31, 32, 33, 34)).run()
