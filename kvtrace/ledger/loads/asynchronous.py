@@ -12,13 +12,14 @@ from kvtrace.ledger.loads.seen import (
     ENDED_BY_FAILURE,
     OTHERS_REPORTED,
     READ_ONLY,
+    REPORTED,
     Failed,
     LoadsSeen,
-    reported,
 )
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.steps import NEVER
+from kvtrace.words import plural
 
 _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
 _REPORTED = "blocks were reported by get_block_ids_with_load_errors meanwhile"
@@ -90,7 +91,8 @@ def _failed(accepted: Accepted, seen: LoadsSeen) -> Failed:
     if not blocks or (short <= 0 and not again and not ended):
         return Failed()
     tokens = asked.accepted if short <= 0 else min(asked.accepted, short)
-    return Failed(tokens, reported(max(blocks)), here=False)
+    # Whose they are is not recorded: a step reports those of all its loads.
+    return Failed(tokens, f"{plural(max(blocks), 'block')} of the loads under way, {REPORTED}", here=False)
 
 
 def _reported(accepted: Accepted, seen: LoadsSeen) -> list[int]:
