@@ -38,15 +38,16 @@ def where(report: Report) -> str:
     least = "at least " if report["limits"].get("partly_watched") else ""
     shown = [_place(one, least) for one in there[:_SHOWN_PLACES]]
     more = f" and {len(there) - len(shown)} more places" if len(there) > len(shown) else ""
+    configured = listed((clean(one["name"], 100) for one in written if one not in there), 2)
     if saved:
         if shown:
             return f"Stored in {'; '.join(shown)}{more}."
-        return "Where to was not seen: no file, no database, no socket."
+        asked = f" Configured is {configured}: no write to it was seen." if configured else ""
+        return f"Where to was not seen: no file, no database, no socket.{asked}"
     nothing = _nothing(report)
     if shown:  # of a database it is not seen whether anything was written
         verb = "Opened" if {one["kind"] for one in there} == {"database"} else "Written to"
         return f"{nothing} {verb} {'; '.join(shown)}{more}."
-    configured = listed((clean(one["name"], 100) for one in written), 2)
     return f"{nothing} Configured is {configured}." if configured else nothing
 
 

@@ -253,6 +253,17 @@ def test_attention_that_is_called_directly_stands_in_the_head() -> None:
         ([("database", "/srv/kv.db", 0, 0)], True, "Stored in /srv/kv.db (database)."),
         ([("database", "/srv/kv.db", 0, 4404019)], True, "Stored in /srv/kv.db (database, 4.2 MiB)."),
         ([], True, "Where to was not seen: no file, no database, no socket."),
+        (
+            [("configured", "/mnt/kv", 0, 0)],
+            True,
+            "Where to was not seen: no file, no database, no socket. Configured is /mnt/kv: no write to it "
+            "was seen.",
+        ),
+        (
+            [("directory", "/mnt/kv", 2, 64, 3)],
+            True,
+            "Stored in /mnt/kv (2 files, 64 B; 3 more from before this run).",
+        ),
         ([("directory", "/mnt/kv", 2, 0)], False, "Nothing was stored. Written to /mnt/kv (2 files, 0 B)."),
         ([("database", "/mnt/kv", 0, 64)], False, "Nothing was stored. Opened /mnt/kv (database, 64 B)."),
         ([("configured", "/mnt/kv", 0, 0)], False, "Nothing was stored. Configured is /mnt/kv."),
@@ -265,7 +276,7 @@ def test_where_things_were_stored(places: Any, saved: bool, said: str) -> None:
     del report["places"]
     if places is not None:
         report["places"] = [
-            {"kind": kind, "name": name, "files": files, "size": size} for kind, name, files, size in places
+            dict(zip(("kind", "name", "files", "size", "older"), one, strict=False)) for one in places
         ]
     if not saved:
         report["ledger"]["saves"]["accounts"]["saved"] = report["ledger"]["saves"]["tokens"]["saved"] = 0
