@@ -224,6 +224,11 @@ def test_what_no_metadata_ever_named_was_taken_not_offered(tmp_path: Path) -> No
     found = the(analyse(sim), "metadata-has-no-store")
     assert found.headline == "the connector took nothing of 2 of 3 prompts for storing"
     assert "at the save hooks for what they pass over" in found.remedy[0]
+    run = read_run(tmp_path / "run")
+    rows = [replace(one, ends={LoadEnd.WRONG: 1}) for one in run.load_rows]
+    odd = the(diagnose(replace(run, load_rows=rows)), "metadata-has-no-store")
+    assert "or as other slots were read in the place of theirs" in odd.title
+    assert odd.remedy[0].startswith("First see which slots the save hooks read")
 
 
 @pytest.mark.parametrize(("ranks", "diverge"), [({0, 1}, False), ({1}, True)])

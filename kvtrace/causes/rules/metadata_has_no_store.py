@@ -9,7 +9,7 @@ from kvtrace.causes.evidence import transfers, unlike
 from kvtrace.causes.evidence.numbers import between
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.causes.evidence.unstored import metadata_unread, part_of_prompts, said_of_unread
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LoadEnd, LostSpan, Results, Stage, Turn
 from kvtrace.causes.rules import config_key_unused
 from kvtrace.ledger.intervals import union
 from kvtrace.ledger.run import Engine
@@ -74,6 +74,7 @@ class _LeftOut:
         self._silent = bool(self._unread) or self._engine.names_no_store
         self._did, self._done = ("took", "seen to be read") if self._silent else ("offered", "offered")
         self._told = unlike.of_saves(case, CAUSE)
+        self._odd = self._silent and _other_slots(case)
         self._loads = (unlike.LOADS, True) in self._told
         self._first = _first_alone(rows)
         self._limit = between(self._engine, self._first, self._first) if self._first else ""
@@ -102,7 +103,13 @@ class _LeftOut:
         name = self._engine.connector_name
         if self._what_alone:
             return f"{name} {self._did} no {self._what_alone}, of {self._affected}."
-        by = "those that it loads for" if self._loads else "by a rule that is not known"
+        by = (
+            "those that it loads for"
+            if self._loads
+            else _BY_OTHER
+            if self._odd
+            else "by a rule that is not known"
+        )
         return f"{name} {self._what()}, {'as they ask for no transfer' if self._unasked else by}."
 
     def evidence(self) -> list[str]:
@@ -154,6 +161,7 @@ class _LeftOut:
             (_ABORTED_REMEDY, all(r.status == ABORTED for r in self._rows)),
             (_CHUNKED, nothing and all(r.chunks > 1 for r in self._rows)),
             (_SWITCH, nothing),
+            (_ODD_REMEDY, self._odd),
             (_ON_THE_WORKER, self._silent),
             (CAUSE.remedy, not self._silent),
             (_SLOTS_REMEDY, self._unread and part),
@@ -223,6 +231,18 @@ _ACROSS_REMEDY = (
     "store such a block in the step that fills it: the first block of a chunk is the one in which it begins"
 )
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
+
+
+_BY_OTHER = "by a rule that is not known, or as other slots were read in the place of theirs"
+_ODD_REMEDY = (
+    "first see which slots the save hooks read: other KV comes back than was computed, and what is read in "
+    "the place of a block leaves that block out"
+)
+
+
+def _other_slots(case: Case) -> bool:
+    """Whether slots are read in the place of others, or other KV comes back, so that they may be."""
+    return "kv-misplaced" in case.assigned or any(LoadEnd.WRONG in row.ends for row in case.run.load_rows)
 
 
 _ENDS = "no more is left out than the last block, which is not full"
