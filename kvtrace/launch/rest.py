@@ -54,19 +54,26 @@ def look(run_dir: Path, began_wall_ns: int = 0) -> RestFile:
 
 
 def _older(files: Iterable[RestingFile], began_wall_ns: int) -> Iterator[OlderFiles]:
-    """By the directory that all files have in common whose paths begin alike. A directory where anybody may
-    leave files (``/tmp``, ``/dev/shm``) tells nothing."""
-    known = {os.path.expanduser(one.path) for one in files if one.exists and os.path.isabs(one.path)}
+    """By the directory that all files have in common whose paths begin alike."""
+    paths = (os.path.expanduser(one.path) for one in files if one.exists)
+    known = set(filter(os.path.isabs, paths))
     alike: dict[str, list[str]] = defaultdict(list)
     for path in known:
         alike["/".join(path.split("/")[:_ALIKE])].append(os.path.dirname(path))
-    for folders in alike.values():
-        root = os.path.commonpath(folders)
-        if os.stat(root).st_mode & stat.S_ISVTX:
-            continue
-        found = islice(_files_below(root), _MOST_BESIDE)
+    for root in map(os.path.commonpath, alike.values()):
+        found = islice(_files_below(root), _MOST_BESIDE) if _is_a_store_s(root) else ()
         if number := sum(path not in known and changed < began_wall_ns for path, changed in found):
             yield OlderFiles(root, number)
+
+
+def _is_a_store_s(root: str) -> bool:
+    """Not a directory where anybody leaves files (``/tmp``, ``/dev/shm``), nor a user's home or above it."""
+    home = os.path.expanduser("~")
+    try:
+        anybody_s = os.stat(root).st_mode & stat.S_ISVTX
+    except OSError:  # it is gone
+        return False
+    return not anybody_s and os.path.commonpath([root, home]) != root
 
 
 def _files_below(root: str) -> Iterator[tuple[str, int]]:

@@ -366,15 +366,16 @@ def test_names_and_sizes_are_looked_at_once_and_nothing_opened(trace, kv, tmp_pa
     assert write_rest(trace.run_dir) and read_rest_file(trace.run_dir)[0].files
 
 
-@pytest.mark.parametrize("anybody_s", [False, True])
-def test_files_from_before_the_run_are_counted(trace, kv, tmp_path, anybody_s):
-    """Beside those that it wrote; but where anybody may leave files, as in /tmp."""
+@pytest.mark.parametrize("whose", ["its own", "anybody's", "a home", "gone"])
+def test_files_from_before_the_run_are_counted(trace, kv, tmp_path, monkeypatch, whose):
+    """Beside those that it wrote; but where anybody may leave files, as in /tmp, and in a user's home."""
     store, began = tmp_path / "store", 10**18
     for name in ("old/a.kv", "old/b.kv", "new/c.kv"):
         (store / name).parent.mkdir(parents=True, exist_ok=True)
         (store / name).write_bytes(b"x")
         os.utime(store / name, ns=(0, began + (1 if "new" in name else -1)))
-    store.chmod(0o1777 if anybody_s else 0o755)
+    store.chmod(0o1777 if whose == "anybody's" else 0o755)
+    monkeypatch.setenv("HOME", str(store if whose == "a home" else tmp_path / "home"))
 
     def how(step, layer):
         (store / "new" / str(step)).mkdir()
@@ -383,8 +384,11 @@ def test_files_from_before_the_run_are_counted(trace, kv, tmp_path, anybody_s):
 
     saves(kv, how)
     outside(trace)  # writes what is waiting
-    older = [] if anybody_s else [(str(store), 2)]
-    assert [(one.directory, one.files) for one in look(trace.run_dir, began).older] == older
+    if whose == "gone":
+        store.rename(tmp_path / "elsewhere")
+    found = look(trace.run_dir, began)
+    assert [(one.directory, one.files) for one in found.older] == [(str(store), 2)] * (whose == "its own")
+    assert len(found.files) == 2
 
 
 LOCKS = {

@@ -20,7 +20,7 @@ from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.contents.compare import Contents, Wrong, compare
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.book import perhaps_late
+from kvtrace.ledger.loads.book import late_as_others
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, LoadContents, Sign, judge, signs
 from kvtrace.ledger.requests import ComputedChunk as Computed
 from kvtrace.ledger.requests import Request
@@ -662,7 +662,7 @@ def test_a_load_nobody_watched_beside_others_that_came_late() -> None:
     said = LoadContents([Wrong(0, 32, 1, "x"), Wrong(32, 64, 1, "y", whose=((1, 1), (0, 32)))])
     alone = judge((0, 64), unwatched, said, engine)
     assert not alone.came_late and alone.lost == {((0, 64, LoadEnd.WRONG),): 1}
-    beside = judge((0, 64), unwatched, perhaps_late(said), engine)
+    beside = judge((0, 64), unwatched, late_as_others(said), engine)
     assert beside.lost == {((0, 32, LoadEnd.USED_BEFORE), (32, 64, LoadEnd.WRONG)): 1}
 
 

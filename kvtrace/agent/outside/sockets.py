@@ -86,7 +86,10 @@ def _sent(watched: Any, sender: Any, peer: str, data: Any, sent: int | None) -> 
 
 def _client_s(sock: socket.socket) -> Any:
     """The address by which a server knows a client: that of a Unix path has none but the server's."""
-    return sock.getsockname() or sock.getpeername()
+    try:
+        return sock.getsockname() or sock.getpeername()
+    except OSError:  # it is connected to none
+        return ""
 
 
 def _peer_of(connection: Any) -> str:

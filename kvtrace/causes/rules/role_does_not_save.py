@@ -78,7 +78,7 @@ def rule(case: Case) -> Results:
             return
         entries = sum(engine.store_entries for engine in reading)
         asked = plural(sum(engine.requests for engine in reading), "request")
-        which = "this engine runs" if len(reading) == len(case.run.engines) else "an engine of these runs"
+        which = "this engine" if len(reading) == len(case.run.engines) else "one of the engines"
         names = f"{plural(entries, 'store')}, of which nothing was read" if entries else "no store"
         yield case.finding(
             CAUSE,
@@ -92,7 +92,7 @@ def rule(case: Case) -> Results:
                 f"kv_role is kv_consumer; the metadata of {count(steps)} steps names {names}, for {asked}"
             ],
             events=case.events(CAUSE),
-            headline=f"{which} as kv_consumer, and its connector "
+            headline=f"{which} runs as kv_consumer, and its connector "
             f"{'saved nothing' if entries else 'offered no store'}",
         )
         return

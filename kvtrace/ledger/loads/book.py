@@ -98,12 +98,12 @@ def follow(
     for asked, gathered, said in unwatched:
         if asked.asynchronous and asked.engine in late:
             arrived[asked.request] = judge(
-                asked.positions, gathered, perhaps_late(said), by_tag[asked.engine]
+                asked.positions, gathered, late_as_others(said), by_tag[asked.engine]
             )
     return arrived
 
 
-def perhaps_late(said: LoadContents) -> LoadContents:
+def late_as_others(said: LoadContents) -> LoadContents:
     """Of a load whose writes are not seen, on an engine of which others came after their use: KV that is
     nobody's is no other that was loaded, but what stood there before."""
     wrong = [
