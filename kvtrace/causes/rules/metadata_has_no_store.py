@@ -103,14 +103,13 @@ class _LeftOut:
         name = self._engine.connector_name
         if self._what_alone:
             return f"{name} {self._did} no {self._what_alone}, of {self._affected}."
-        by = (
-            "those that it loads for"
-            if self._loads
-            else _BY_OTHER
-            if self._odd
-            else "by a rule that is not known"
+        reasons = (
+            ("as they ask for no transfer", self._unasked),
+            ("those that it loads for", self._loads),
+            ("by a rule that is not known, or as other slots were read in the place of theirs", self._odd),
+            ("by a rule that is not known", True),
         )
-        return f"{name} {self._what()}, {'as they ask for no transfer' if self._unasked else by}."
+        return f"{name} {self._what()}, {next(why for why, holds in reasons if holds)}."
 
     def evidence(self) -> list[str]:
         rows, lengths = self._rows, [r.prompt for r in self._rows]
@@ -233,10 +232,8 @@ _ACROSS_REMEDY = (
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
 
 
-_BY_OTHER = "by a rule that is not known, or as other slots were read in the place of theirs"
 _ODD_REMEDY = (
-    "first see which slots the save hooks read: other KV comes back than was computed, and what is read in "
-    "the place of a block leaves that block out"
+    "first see which slots the save hooks read: where others are read in the place of a block, it is left out"
 )
 
 
