@@ -83,8 +83,12 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
     here = f"all {count(len(these))} of these" if len(these) > 1 else "this one"
     not_here = f"none of these {count(len(these))}" if len(these) > 1 else "not this one"
     there = f"of the {count(len(those))} others {fared}"
-    few = ways < 2 * _LEAST  # by length they may stand apart either way
-    of_length = partial(_by_length, case, these=these, those=those, here=here, there=there, few=few)
+
+    def of_length(words: str) -> dict[tuple[str, bool], str]:
+        told = _by_length(case, words, these, those, here, there)
+        # By length a few may stand apart either way: that tells something beside a number in between alone.
+        return told if ways >= 2 * _LEAST or numbers_between(told) else {}
+
     found = of_length(LONG)
     for words, has in (*_PROPERTIES.items(), *_since(case), *_flagged(case)):
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
@@ -99,16 +103,10 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
 
 
 def _by_length(
-    case: Case,
-    words: str,
-    these: Sequence[CaseRequest],
-    those: Sequence[CaseRequest],
-    here: str,
-    there: str,
-    few: bool,
+    case: Case, words: str, these: Sequence[CaseRequest], those: Sequence[CaseRequest], here: str, there: str
 ) -> dict[tuple[str, bool], str]:
     """Where all of these are longer than all others, or shorter, and which of the connector's numbers lies
-    between; of a few, only with such a number. here, there: what is said of whom."""
+    between. here, there: what is said of whom."""
     what, of = _LENGTHS[words]
     mine, others = list(map(of, these)), list(map(of, those))
     engine = case.engines[these[0].engine]
@@ -119,8 +117,6 @@ def _by_length(
         said = f"{count(max(mine))} tokens at most: {here}; {there} the shortest has {count(min(others))}"
         limit = between(engine, max(mine) + 1, min(others))
     else:
-        return {}
-    if few and not limit:
         return {}
     holds = f"; {_HOLDS} {limit}" if limit else ""
     return {(words, min(mine) > max(others)): f"{what} {said}{holds}"}
