@@ -183,6 +183,12 @@ RULES: tuple[Rule, ...] = (
             ("contents: layers of other groups and ranks", "contents.by_layer:ByLayer._in_others", {}),
             ("requests: what a step computed in vain", "requests:Request.computed_anew", _nothing),
             ("contents: engines of other weights", "contents.compare:_Judge._never_alike", _no_table),
+            ("loads: late as others of their engine", "loads.book:late_as_others", lambda said: said),
+            (
+                "saves: last blocks that are not full",
+                "saves.positions:_InPair._meant",
+                lambda _, early: early,
+            ),
             ("contents: the same KV before", "contents.compare:remaining", lambda *_: set()),
             ("contents: unwritten blocks", "contents.compare:unwritten_blocks", _no_table),
             ("contents: looked at later", "contents.compare:held_later", _no_table),

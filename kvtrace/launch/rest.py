@@ -8,7 +8,6 @@ import contextlib
 import os
 import stat
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,13 +17,11 @@ from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Way
 from kvtrace.trace.mask import MASK
 from kvtrace.trace.reader import Spool, SpoolError, spool_paths
-from kvtrace.trace.rest_file import REST_FILE, OlderFiles, RestFile, RestingFile
+from kvtrace.trace.rest_file import REST_FILE, OlderFiles, RestFile, RestingFile, by_directory
 from kvtrace.trace.sums import summed
 
 _MOST_FILES = 1 << 16
 _MOST_BESIDE = 1 << 14
-_ALIKE = 3
-"""Parts of a path by which files are of one store: ``/srv/kv``."""
 
 
 def write_rest(run_dir: Path, began_wall_ns: int = 0) -> bool:
@@ -57,10 +54,7 @@ def _older(files: Iterable[RestingFile], began_wall_ns: int) -> Iterator[OlderFi
     """By the directory that all files have in common whose paths begin alike."""
     paths = (os.path.expanduser(one.path) for one in files if one.exists)
     known = set(filter(os.path.isabs, paths))
-    alike: dict[str, list[str]] = defaultdict(list)
-    for path in known:
-        alike["/".join(path.split("/")[:_ALIKE])].append(os.path.dirname(path))
-    for root in map(os.path.commonpath, alike.values()):
+    for root, _ in by_directory(known):
         found = islice(_files_below(root), _MOST_BESIDE) if _is_a_store_s(root) else ()
         if number := sum(path not in known and changed < began_wall_ns for path, changed in found):
             yield OlderFiles(root, number)

@@ -17,12 +17,10 @@ from kvtrace.ledger.run import Engine, Place
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import rows
 from kvtrace.trace.format import Way
-from kvtrace.trace.rest_file import RestFile, RestingFile
+from kvtrace.trace.rest_file import RestFile, RestingFile, by_directory
 
 DIRECTORY, DATABASE, PEERS, CONFIGURED = "directory", "database", "peer", "configured"
 _KIND = {Way.FILE: DIRECTORY, Way.SHARED_MEMORY: DIRECTORY, Way.SQLITE: DATABASE, Way.SOCKET: PEERS}
-_LEAST_DEPTH = 2
-"""Parts of a path above which a common directory says nothing: ``/``, ``/home``."""
 _LEAST_SIZE = 4096
 """Bytes of a directory's files that may hold KV."""
 _LEAST_SENT = 0.001
@@ -95,8 +93,8 @@ def _directories(
             here = (os.path.expanduser(path) if path.startswith("~") else path) + "/"
             root = next((root for root, of in whole.items() if here.startswith(of)), None)
             (loose if root is None else files[root]).append(path)
-    for path in loose:
-        files[_shared(path, loose)].append(path)
+    for root, alike in by_directory(loose):
+        files[root] += alike
     for root, inside in files.items():
         there = [path for path in inside if path not in lies or lies[path].exists is not False]
         sizes = [lies[path].size if path in lies else None for path in there]
@@ -115,13 +113,6 @@ def _others(wrote: Mapping[tuple[str, str], _Wrote], lies: Mapping[str, RestingF
         if kind != DIRECTORY and not (kind == PEERS and one.size < most * _LEAST_SENT):
             size = (lies[name].size if name in lies else None) or one.size
             yield Place(kind, name, size=size, engines=frozenset(one.engines))
-
-
-def _shared(path: str, others: Sequence[str]) -> str:
-    """The directory that holds a path and those that begin alike."""
-    head = path.split("/")[: _LEAST_DEPTH + 1]
-    alike = [os.path.dirname(one) for one in others if one.split("/")[: _LEAST_DEPTH + 1] == head]
-    return os.path.commonpath(alike) if len(alike) > 1 else os.path.dirname(path)
 
 
 def configured_paths(value: Any, depth: int = 0) -> list[str]:

@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtrace.grouped import grouped
 from kvtrace.trace.facts import Document
 from kvtrace.trace.sums import read_document
 
 REST_FILE = "rest.json"
 SCHEMA = "kvtrace.rest/1"
 _MAX_BYTES = 1 << 28
+_ALIKE = 3
+"""Parts of a path by which files are of one store (``/srv/kv``): what fewer have in common (``/``, ``/home``)
+says nothing."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,12 @@ class RestFile(Document):
     looked_wall_ns: int | None = None
     files: tuple[RestingFile, ...] = ()
     older: tuple[OlderFiles, ...] = ()
+
+
+def by_directory(paths: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """The directory that all paths have in common which begin alike, and these paths."""
+    alike = grouped(paths, lambda path: tuple(path.split("/")[:_ALIKE]))
+    return [(os.path.commonpath(list(map(os.path.dirname, those))), those) for _, those in alike]
 
 
 def read_rest_file(run_dir: Path) -> tuple[RestFile, list[str]]:

@@ -53,7 +53,7 @@ def rule(case: Case) -> Results:
     elif alike and not _nothing_to_find(case, alike):
         yield _found_nothing(case, asked, consumers, due, alike)
     elif not loads.missed_elsewhere(case):
-        new = [row for row in missed if row not in alike]
+        new = [row for row in missed if row.shared <= row.local]
         yield CAUSE.ruled_out(_what_was_found(case, asked, new, found))
 
 

@@ -80,15 +80,10 @@ class _LeftOut:
         self._limit = between(self._engine, self._first, self._first) if self._first else ""
         self._one_less = _all_but_a_block(rows)
         self._across, self._ends = _across_chunks(case, rows), _ends_alone(case, rows)
+        every = len(rows)
+        self._alone = _TOGETHER if self._across == every else _NOT_FULL if self._ends == every else ""
         asked = [r.id for r in self._without], [r.id for r in self._stored]
         self._unasked = transfers.not_asked(case, self._engine, *asked)
-
-    @property
-    def _what_alone(self) -> str:
-        """Which blocks alone are left out, "" where it is not such a kind alone."""
-        if self._across == len(self._rows):
-            return "block that two prefill chunks fill together"
-        return "last block that is not full" if self._ends == len(self._rows) else ""
 
     def _what(self) -> str:
         part = len(self._without) < len(self._rows)
@@ -96,13 +91,12 @@ class _LeftOut:
         return f"{self._did} {nothing if self._without else 'a part alone'} of {self._affected} for storing"
 
     def headline(self) -> str:
-        alone = self._what_alone
-        return f"the connector {self._did} no {alone}" if alone else f"the connector {self._what()}"
+        return f"the connector {f'{self._did} no {self._alone}' if self._alone else self._what()}"
 
     def title(self) -> str:
         name = self._engine.connector_name
-        if self._what_alone:
-            return f"{name} {self._did} no {self._what_alone}, of {self._affected}."
+        if self._alone:
+            return f"{name} {self._did} no {self._alone}, of {self._affected}."
         reasons = (
             ("as they ask for no transfer", self._unasked),
             ("those that it loads for", self._loads),
@@ -152,8 +146,8 @@ class _LeftOut:
             (_FIRST_REMEDY.format(self._limit or "what ends a store", count(self._first)), self._first),
             (_LAST_REMEDY, self._one_less),
             (f"see {apart}: it lies between the prompts that are stored and those that are not", apart),
-            (_ACROSS_REMEDY, self._across == len(self._rows)),
-            (_ENDS_REMEDY, self._ends == len(self._rows)),
+            (_ACROSS_REMEDY, self._alone == _TOGETHER),
+            (_ENDS_REMEDY, self._alone == _NOT_FULL),
             *((f"{one}: see what it left behind; {_SINCE}", True) for one in since),
             (_LOADS_REMEDY, self._loads),
             *((text, not self._told and keys.keys) for text in config_key_unused.to_set(keys)),
@@ -242,6 +236,8 @@ def _other_slots(case: Case) -> bool:
     return "kv-misplaced" in case.assigned or any(LoadEnd.WRONG in row.ends for row in case.run.load_rows)
 
 
+_TOGETHER, _NOT_FULL = "block that two prefill chunks fill together", "last block that is not full"
+"""Which blocks alone are left out, where it is such a kind alone."""
 _ENDS = "no more is left out than the last block, which is not full"
 _ENDS_REMEDY = "nothing to change where whole blocks alone are to be stored"
 
