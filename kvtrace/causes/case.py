@@ -221,6 +221,7 @@ class Case:
             "tokens": tokens,
             "share": min(1.0, tokens / total) if total else 0.0,
             "requests": len(self.affected(cause)),
+            "events": self.events(cause),
             "remedy": [cause.remedy],
             "grade": min(assigned.grades, default=None) if assigned else None,
             **given,
@@ -228,7 +229,7 @@ class Case:
         values["remedy"] = [one if one.startswith("or ") else sentence(one) for one in values["remedy"]]
         return Finding(cause.id, stage=cause.stage, title=title, versions=cause.versions, **values)
 
-    def events(self, cause: Cause, text: str = "") -> list[Event]:
+    def events(self, cause: Cause) -> list[Event]:
         """Concrete moments of the loss: the largest losses first, one a request."""
         assigned = self.assigned.get(cause.id)
         if assigned is None:
@@ -240,7 +241,7 @@ class Case:
                 continue
             seen.add(span.request)
             request = self.requests[span.request]
-            what = text or f"positions {start} to {end} of {request.prompt} prompt tokens"
+            what = f"positions {start} to {end} of {request.prompt} prompt tokens"
             found.append(Event(request.id, span.step or request.first_step, what))
             if len(found) == MAX_EVENTS:
                 break
@@ -406,7 +407,6 @@ def _sample(case: Case, request: CaseRequest) -> Sample:
         heard=not another
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if loaded else _own(request, _reach(case, request)),
-        found=request.local + request.offered if request.offered > 0 and not request.saved else None,
     )
 
 

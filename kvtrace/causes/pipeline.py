@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvtrace.causes.case import Case, unread_steps
 from kvtrace.causes.diagnosis import StageRow
 from kvtrace.causes.evidence import measured
-from kvtrace.causes.evidence.steps import bodies, calls, product
+from kvtrace.causes.evidence.steps import bodies, calls
 from kvtrace.causes.outcomes import not_saved
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.terms import NOT_OBSERVED, PENDING, Grade, Stage
@@ -88,7 +88,7 @@ def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
         notes[Stage.BIND] = f"metadata bound in {count(bound)}/{count(eligible)} worker-steps"
     ran = bodies(run)
     if ran.eligible:
-        notes[Stage.FORWARD] = f"{ran.share}{product(run)}"
+        notes[Stage.FORWARD] = ran.share
     _, fired, work, _ = calls(run, hooks.SAVE_LAYER.name)
     if configured:
         implied = sum(engine.implied_entries for engine in configured)

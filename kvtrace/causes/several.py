@@ -44,8 +44,6 @@ def of_engines(run: Run, engines: Sequence[Engine]) -> Run:
         total=sum(one.computed * pairs[one.engine] for one in run.requests if one.engine in pairs),
         load_rows=mine(run.load_rows),
         lost_resumed=mine(run.lost_resumed),
-        perhaps_late=run.perhaps_late & here,
-        read_when_over=run.read_when_over & here,
         async_saves=[save for save in run.async_saves if save.request in here],
     )  # fmt: skip
 

@@ -189,8 +189,9 @@ def _books(
         trust=saves.trust, whole=saves.whole, kept=_kept(engines, saves),
         async_saves=async_saves, outside=[total for one in seen.told.values() for total in one.totals],
         states=book_of_states(engines, every.requests, scans, seen.given),
+        read_in_part=_read_in_part(list(slots.values())),
     )  # fmt: skip
-    return _Books(_with_reads(_with_facts(run, scans), requests, slots), requests, saves.ways)
+    return _Books(_with_facts(run, scans), requests, saves.ways)
 
 
 def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
@@ -209,18 +210,9 @@ def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
     )
 
 
-def _with_reads(run: Run, requests: Sequence[Request], slots: Mapping[tuple[int, str], Slots]) -> Run:
-    """The run, with what is odd about the reads of its workers."""
-    every = list(slots.values())
-    reads = chain.from_iterable(one.reads.items() for one in every)
-    return replace(
-        run,
-        perhaps_late=frozenset(row for one in every for row in one.perhaps_late),
-        read_when_over=frozenset(
-            row for row, these in reads if any(requests[row].gave_back(one.step) for one in these)
-        ),
-        read_in_part=0 if any(one.reads for one in every) else sum(len(one.partly) for one in every),
-    )
+def _read_in_part(slots: Sequence[Slots]) -> int:
+    """How often slots were read in part alone; 0 where any was read whole."""
+    return 0 if any(one.reads for one in slots) else sum(len(one.partly) for one in slots)
 
 
 def _kept(engines: Sequence[Engine], saves: Saves) -> list[PairKept]:

@@ -672,10 +672,6 @@ class Run:
     """The ledger of loads, request by request; ``loads`` is its sum."""
     lost_resumed: Sequence[LostResumed] = ()
     """Beside it: what requests that were let in anew after a preemption were to load, and did not."""
-    perhaps_late: frozenset[int] = frozenset()
-    """Rows of the requests for which a thread may have read blocks that others had by then."""
-    read_when_over: frozenset[int] = frozenset()
-    """Rows of the requests whose blocks were read in a later step than their last, and nothing held these."""
     read_in_part: int = 0
     """How often a layer's slots were read in a step, of each a part alone (some heads, K or V alone); 0 where
     any slot of the run was read whole."""

@@ -105,8 +105,8 @@ def test_another_engine_stored_it_at_the_same_place(tmp_path: Path, same_place: 
         return
     finding = the(diagnosis, "key-mismatch")
     assert (finding.severity, finding.tokens, finding.requests) == (LIMIT, 128, 1)
-    assert "both write at or below /srv/0: r0 had saved 128 tokens and was over" in words(finding)
-    assert finding.evidence[1] == "stored again: the only such prompt" and "hashlib" in finding.remedy[0]
+    assert "r0 of another engine had saved 128 tokens at or below /srv/0, where both write," in words(finding)
+    assert "hashlib" in finding.remedy[0]
 
 
 def test_settings_that_differ_between_engines_are_named(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_key_mismatch(tmp_path: Path) -> None:
     finding = the(diagnosis, "key-mismatch")
     assert diagnosis.findings[0] is finding
     assert (finding.severity, finding.tokens, finding.requests) == ("fault", 256, 2)
-    for text in ("all 2 lookups", "one token longer than whole blocks of 32", "rounds 129 tokens to 128",
-                 "asks for 96 tokens", "Round the lookup as the store does."):  # fmt: skip
+    for text in ("all 2 lookups", "one token longer than whole blocks of 32", "floor((n - 1) / 32) x 32",
+                 "asks for a block less", "Round the lookup as the store does."):  # fmt: skip
         assert text in words(finding), text
     assert diagnosis.loads.tokens == {"missed:key-mismatch": 256, "missed:lookup-miss": 131}
     # No key was compared: an emptied store, or an index that was never written, looks the same.
@@ -272,7 +272,7 @@ def test_a_lookup_that_answers_more_than_there_is(tmp_path: Path) -> None:
     sim.lookup("b", 32, 96, None)
     finding = analyse(sim).findings[0]
     assert (finding.id, finding.severity, finding.requests) == ("lookup-clamped", FAULT, 1)
-    assert "b: 96 tokens offered behind 32 that the GPU has, of a prompt of 112" in finding.evidence
+    assert "b: 96 tokens offered behind 32 that the GPU has, of a prompt of 112" in finding.evidence[0]
     assert "behind num_computed_tokens" in finding.remedy[0]
 
 
@@ -324,7 +324,7 @@ def test_new_prompts_are_no_finding(tmp_path: Path) -> None:
     sim.serve([Prompt("a", 64, digest=1), Prompt("b", 96, digest=2)], Rounding(32).policy())
     diagnosis = analyse(sim)
     assert of_loads(diagnosis) == []
-    assert "2 prompts begin like no earlier one" in ruled_out(diagnosis)["lookup-miss"]
+    assert "2 prompts like no earlier one" in ruled_out(diagnosis)["lookup-miss"]
     assert "all 2 requests" in ruled_out(diagnosis)["never-looked-up"]
     store = Place("directory", "/srv/kv", files=2, older=19)
     again = diagnose(replace(read_run(tmp_path), places=[store]))
@@ -343,9 +343,7 @@ def test_a_shared_beginning_that_is_not_there(tmp_path: Path) -> None:
     """Why nothing is ever found is what its user wants to know; that it was saved makes it a question."""
     finding = the(share_a_beginning(tmp_path, 32), "lookup-miss")
     assert (finding.severity, finding.tokens, finding.requests) == (LIMIT, 96, 1)
-    assert "1 prompt begins like one that had been saved and was over: b in 96 tokens like a" in words(
-        finding
-    )
+    assert "1 prompt like one that had been saved and was over: b in 96 tokens like a" in words(finding)
 
 
 def test_no_hit_is_expected_within_a_unit(tmp_path: Path) -> None:
@@ -396,17 +394,6 @@ def test_where_nothing_was_saved_no_lookup_is_told_of(tmp_path: Path) -> None:
     assert "lookup-miss" not in of_loads(analyse(sim))
 
 
-@pytest.mark.parametrize("in_process", [False, True])
-def test_stores_of_two_processes_are_told_apart(tmp_path: Path, in_process: bool) -> None:
-    """A dictionary of the worker's, which the scheduler's process never sees, finds nothing ever."""
-    sim = Sim(tmp_path, ints={"unit": 32}, in_process=in_process)
-    again(sim, [129, 161, 129, 161], [128, 160, 128, 160], [0] * 4)
-    finding = the(analyse(sim), "lookup-miss")
-    assert finding.severity == LIMIT
-    assert ("what lies in one process" in words(finding)) is not in_process
-    assert ("no lookup of this run found anything: engine core" in words(finding)) is not in_process
-
-
 def test_a_miss_counts_what_had_been_saved_alone(tmp_path: Path) -> None:
     """Of a store that keeps every second prompt all were counted, those that it never had, too."""
     sim = Sim(tmp_path, ints={"unit": 32})
@@ -416,7 +403,7 @@ def test_a_miss_counts_what_had_been_saved_alone(tmp_path: Path) -> None:
     sim.serve(prompts, policy)
     finding = the(analyse(sim), "lookup-miss")
     assert finding.tokens == 32 and finding.requests == 1
-    assert "1 prompt begins like an earlier one (up to 128 tokens)" in words(finding)
+    assert "1 prompt like an earlier one (up to 128 tokens)" in words(finding)
 
 
 def test_a_miss_says_nothing_of_earlier_saves_in_its_title(tmp_path: Path) -> None:
@@ -424,8 +411,8 @@ def test_a_miss_says_nothing_of_earlier_saves_in_its_title(tmp_path: Path) -> No
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt(name, 64, digest=1) for name in "ab"], Rounding(32).policy())
     finding = the(analyse(sim), "lookup-miss")
-    assert "1 prompt begins like one that had been saved and was over" in words(finding)
-    assert "no earlier save" not in finding.title and "had been announced for saving before" in finding.title
+    assert "1 prompt like one that had been saved and was over" in words(finding)
+    assert "no earlier save" not in finding.title and "saved before, or announced for it" in finding.title
 
 
 def test_a_consumer_that_finds_nothing(tmp_path: Path) -> None:
@@ -443,7 +430,7 @@ def test_a_store_that_the_gpu_is_ahead_of(tmp_path: Path) -> None:
     sim.finish("a", 128)
     diagnosis = analyse(sim)
     assert of_loads(diagnosis) == []
-    assert "own prefix cache reaches further" in ruled_out(diagnosis)["lookup-miss"]
+    assert "0 hits in 1 lookup" in ruled_out(diagnosis)["lookup-miss"]
 
 
 def test_never_looked_up(tmp_path: Path) -> None:
@@ -561,20 +548,6 @@ def test_wrong_loads_are_told_apart_from_compared_ones(tmp_path: Path, compared:
     assert any("others that came whole" in line for line in finding.evidence) is said
 
 
-@pytest.mark.parametrize(("layers", "said"), [(0b01, True), (0b10, False), (0b11, False)])
-def test_wrong_kv_of_a_window_alone_may_be_of_the_null_block(tmp_path: Path, layers: int, said: bool) -> None:
-    """vllm#51362: null blocks in the table of a windowed layer were uploaded as block 0."""
-    names = [f"model.layers.{i}.self_attn.attn" for i in range(2)]
-    window = {"kind": "SlidingWindowSpec", "block_size": 16, "layers": names[:1], "window": 64}
-    full = {"kind": "FullAttentionSpec", "block_size": 16, "layers": names[1:]}
-    loading(tmp_path, engine_facts={"kv_groups": [window, full]}).write()
-    run = read_run(tmp_path)
-    wrong = {"ends": {LoadEnd.WRONG: 96}, "lost": {((0, 96, LoadEnd.WRONG),): layers}}
-    rows = [replace(one, **wrong) if one.accepted else one for one in run.load_rows]
-    finding = the(diagnose(replace(run, load_rows=rows)), "kv-load-wrong")
-    assert finding.remedy[0].startswith("See that no block id 0 is stored or loaded") is said
-
-
 @pytest.mark.parametrize("caught", [True, False])
 def test_load_not_injected_with_a_complaint(tmp_path: Path, caught: bool) -> None:
     sim = Sim(tmp_path)
@@ -647,8 +620,8 @@ def test_a_load_in_part_whose_job_an_exception_ended(tmp_path: Path, hook: str, 
     diagnosis = analyse(sim)
     remedy = the(diagnosis, "loaded-partly").remedy[0]
     assert remedy.startswith("Mend what raised at c.py:42 in job: OSError: gone") is named
-    said = the(diagnosis, "exception-swallowed").title
-    assert said.endswith("what it loads stands under the loads.") is named
+    title = the(diagnosis, "exception-swallowed").title
+    assert title.endswith("no save is known to be lost by it alone.") is named
 
 
 def test_what_was_loaded_into_the_blocks_of_a_hit(tmp_path: Path) -> None:
@@ -721,7 +694,7 @@ def test_load_failed_by_blocks(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     sim.load_errors(0, sim.step_id, 1)
     finding = the(analyse(sim), "load-failed")
-    assert finding.tokens == 32 and "FINISHED_STOPPED 1" in words(finding)
+    assert finding.tokens == 32
     assert finding.title.endswith("of the only load: the connector reported it.")
 
 
@@ -733,8 +706,10 @@ def test_a_failed_load_of_what_nobody_stored_is_not_held(tmp_path: Path) -> None
     sim.step([Chunk("b", 0, 128)], prompts={"b": 128})
     sim.finish("b", 128)
     finding = the(analyse(sim), "already-stored")
-    assert finding.title.startswith("The connector took these tokens for stored, and their load failed")
-    assert finding.remedy[-1].startswith("If the store does not have them")
+    assert finding.title.startswith(
+        "The connector takes these tokens for stored: they were computed as a load"
+    )
+    assert "If the store does not have them" in finding.remedy[-1]
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -750,10 +725,8 @@ def test_what_is_computed_behind_a_failed_load(tmp_path: Path, fails: bool) -> N
     sim.write()
     run = read_run(tmp_path)
     finding = the(diagnose(replace(run, base=graded(run.base, Grade.WRITTEN))), "already-stored")
-    assert ("computed again, as a load failed" in finding.title) is fails
-    assert (
-        finding.remedy[-1] == "See why their load failed: what lies behind it is computed again."
-    ) is fails
+    assert ("computed as a load failed" in finding.title) is fails
+    assert finding.remedy[-1].startswith("See why their load failed.") is fails
 
 
 OF_NOBODY = "of none of its requests: vLLM computed nothing anew"

@@ -146,28 +146,6 @@ def test_incomplete_stores_give_a_unit_only_by_different_tails(tmp_path: Path) -
     assert found is not None and found.kind == "block_size"
 
 
-@pytest.mark.parametrize(
-    ("hits", "unit"),
-    [
-        ([(300, 256), (170, 128), (130, 128), (64, 63)], 64),
-        ([(300, 288), (170, 160), (130, 128)], 32),
-        ([(300, 256), (170, 96), (130, 128)], None),  # the second one shares no more with another prompt
-        ([(300, 256)], None),
-    ],
-    ids=["whole units", "whole blocks", "a part", "one prompt alone"],
-)
-def test_what_is_found_tells_the_unit_it_was_stored_in(
-    tmp_path: Path, hits: list[tuple[int, int]], unit: int | None
-) -> None:
-    """A store from an earlier run holds all that this engine computes; the last token is never loaded."""
-    samples = [
-        Sample(prompt, (), explained=True, after_empty=False, first_chunk=None, found=found)
-        for prompt, found in hits
-    ]
-    found = infer_unit(run_of(tmp_path, chunk_size=64).engines[0], samples, [])
-    assert (found.value if found else None) == unit
-
-
 def test_what_was_kept_of_a_prompt() -> None:
     assert _kept([], 128, 2, True) == Kept(128)
     assert _kept([(96, 128, 2)], 128, 2, True) == Kept(96)
@@ -496,29 +474,6 @@ def test_what_workers_may_take_back_is_a_choice(tmp_path: Path, end: SaveEnd, ho
     answers = "build_connector_worker_meta" in hooks
     assert (found.severity == "limit") is answers
     assert found.title.endswith("Is that meant?") is answers
-
-
-@pytest.mark.parametrize(
-    ("kind", "hook", "named"),
-    [
-        ("ValueError", "register_kv_caches", True),
-        ("FileNotFoundError", "register_kv_caches", False),
-        ("ValueError", "build_connector_meta", False),
-    ],
-)
-def test_what_was_caught_at_the_start_stands_first(tmp_path: Path, kind: str, hook: str, named: bool) -> None:
-    """Nothing was ever read, and "look at the hooks for an early return" stood before what they lacked."""
-    run = run_of(tmp_path, lengths=(64,))
-    fact = swallowed(type=kind, hook=hook, asked_by="", places=((0, ""),))
-    diagnosis = diagnose(losing(run, SaveEnd.NOTHING_READ, swallowed=(fact,)))
-    first = diagnosis.findings[0]
-    assert first.id == "stored-nothing"
-    assert (
-        first.remedy[0].startswith("Mend first what register_kv_caches caught at store.py:1 in put") is named
-    )
-    assert any("ValueError" in line for line in first.evidence) is named
-    noted = [one for one in diagnosis.findings if one.id == "exception-swallowed"]
-    assert all(("stands under stored-nothing" in one.title) is named for one in noted)
 
 
 @pytest.mark.parametrize(

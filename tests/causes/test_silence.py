@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diagnosed import analyse, ids, not_observed, prompts, the, tokens
+from diagnosed import analyse, ids, not_observed, prompts, tokens
 from synth import Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.ledger import read_run
@@ -44,17 +44,6 @@ def test_a_lookup_that_finds_a_prompt_tells_of_an_unseen_store(tmp_path: Path) -
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     assert tokens(diagnosis)["not-observed"] == 96 + 32
-
-
-def test_the_evidence_tells_of_the_hits_of_these_requests(tmp_path: Path) -> None:
-    sim = Sim(tmp_path)
-    sim.one_step("a", 96, taken=32, digest=1)
-    sim.one_step("b", 96, [Entry("b", 96)], digest=2)
-    diagnosis = analyse(sim)
-    found = the(diagnosis, "metadata-has-no-store")
-    text = " ".join(found.evidence)
-    assert "the only lookup found some" in text
-    assert "no lookup hit" not in text
 
 
 def test_a_hook_that_raised_explains_unreadable_metadata(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from kvtrace.causes.evidence import unlike
 from kvtrace.causes.evidence.part import LOADS, PROMPTS, part_of_each
 from kvtrace.ledger import read_run
 from kvtrace.ledger.intervals import Interval
-from kvtrace.trace.format import Fact
 
 
 def case_of(tmp_path: Path, lengths: list[int]) -> Case:
@@ -153,17 +152,3 @@ def test_lookups_that_miss_are_told_from_those_that_find(tmp_path: Path) -> None
             "prompts of 200 tokens or more: all 3 of these; of the 3 others that found something the longest "
             "has 90"
         )
-
-
-@pytest.mark.parametrize("at", [2, 3, 4])
-def test_requests_that_began_since_an_exception_are_told(tmp_path: Path, at: int) -> None:
-    """A lock stays held, and from then on nothing is offered."""
-    sim = Sim(tmp_path, ints={"unit": 32})
-    fact = {"hook": "get_num_new_matched_tokens", "connector": 71, "type": "IndexError", "message": "none",
-            "where": "c.py:20 in best", "step": sim.tag << 32 | at + 1, "count": 1}  # fmt: skip
-    sim.workers[0].fact(Fact.SWALLOWED, fact)
-    again(sim, [64, 96, 128, 300, 310, 320], [64, 96, 128, 0, 0, 0], [0] * 6)
-    found = the(analyse(sim), "metadata-has-no-store")
-    said = "IndexError was caught in get_num_new_matched_tokens (at c.py:20 in best)"
-    assert any(line.startswith(f"begun since {said}: all 3 of these") for line in found.evidence) is (at == 3)
-    assert found.remedy[0].startswith(f"{said}: see what it left behind") is (at == 3)

@@ -19,32 +19,31 @@ def test_a_lookup_that_rounds_further_down_than_the_store(tmp_path: Path) -> Non
     sim.serve(prompts([20, 33, 33, 25]), Policy(store))
     diagnosis = analyse(sim)
     text = said(diagnosis, "false-already-stored")
-    assert "2 prompts of 33 tokens: a store would round that to 32" in text
-    assert "the lookup rounds further down, to 0 as floor((33 - 2) / 32) x 32 does" in text
-    assert "after it another such prompt got no entry at all" in said(diagnosis, "below-save-granularity")
-    assert "64 tokens of 2 prompts would have been stored" in text
+    assert "a store would round 33 tokens to 32; a lookup that rounds further down" in text
+    assert "as floor((n - 2) / 32) x 32, gets 0" in text
+    assert "after it 1 such prompt got no entry at all" in said(diagnosis, "below-save-granularity")
+    assert "64 tokens would have been stored" in text
 
 
 def test_a_unit_is_the_number_that_the_connector_calls_so(tmp_path: Path) -> None:
     sim = Sim(tmp_path, batched=256, ints={"unit": 256, "block_size": 32})
     sim.serve(prompts([256, 512, 768]), Rounding(256).policy())
     text = ruled_out(analyse(sim))["below-save-granularity"]
-    assert text.startswith("units of 256 tokens (max_num_batched_tokens, ")
-    assert text.endswith("; 3 prompts fill them")
+    assert text.startswith("3 prompts stored in whole units of 256 tokens (max_num_batched_tokens, ")
     # A number of the connector's that is no unit by name stays out of it.
     sim = Sim(tmp_path / "plain", batched=512, ints={"hidden": 256, "block_size": 32})
     sim.serve(prompts([256, 512, 768]), Rounding(32).policy())
     text = ruled_out(analyse(sim))["below-save-granularity"]
-    assert text.startswith("units of 32 tokens (the engine's block size")
+    assert text.startswith("3 prompts stored in whole units of 32 tokens (the engine's block size")
 
 
 def test_only_chunks_with_something_to_store_count(tmp_path: Path) -> None:
     sim = served(tmp_path, [130, 140, 256], Rounding(128).policy(), batched=128, ints={"unit": 128})
     assert ruled_out(analyse(sim))["first-chunk-only"] == (
-        "the only chunked prompt with something to store after the first chunk has stores past it"
+        "all 3 prompts computed in several chunks; all 1 with more to store have stores past the first"
     )
     sim = served(tmp_path / "none", [130, 140], Rounding(128).policy(), batched=128, ints={"unit": 128})
-    assert "nothing left to store" in ruled_out(analyse(sim))["first-chunk-only"]
+    assert ruled_out(analyse(sim))["first-chunk-only"] == "all 2 prompts computed in several chunks"
 
 
 def test_prompt_or_prompt_less_one(tmp_path: Path) -> None:
@@ -64,16 +63,11 @@ def test_prompt_or_prompt_less_one(tmp_path: Path) -> None:
 def test_one_prompt_is_spoken_of_as_one(tmp_path: Path) -> None:
     sim = served(tmp_path, [50], Rounding(128, d=1).policy(), block=128, ints={"_block_size": 128})
     text = said(analyse(sim), "below-save-granularity")
-    assert "the prompt has 50 tokens: less than one unit" in text and "50 to 50" not in text
-    sim = Sim(tmp_path / "same", block=128, ints={"_block_size": 128})
-    sim.serve(prompts([50, 50]), Rounding(128, d=1).policy())
-    assert "all 2 prompts here have 50 tokens; 2 are shorter than one unit; 0 lose" in said(
-        analyse(sim), "below-save-granularity"
-    )
+    assert "the only prompt is shorter" in text
     # One that came from the store has nothing to store: it is not said to be longer or shorter.
     sim = served(tmp_path / "held", [50, 70])
     sim.one_step("again", 64, taken=64)
-    assert "2 prompts with something to store (of 3) have 50 to 70 tokens" in said(
+    assert "2 of 3 prompts with something to store: 50 to 70 tokens" in said(
         analyse(sim), "below-save-granularity"
     )
 

@@ -244,6 +244,5 @@ def test_a_copy_of_anothers_blocks_may_be_for_the_former(
     change(sim.workers[0], lambda w: [*w[:3], 0, *w[4:]] if _is_copy(w) else w)
     sim.write()
     run = read_run(sim.dir)
-    assert run.perhaps_late == (frozenset({0}) if former == NOT_OBSERVED else frozenset())
     ended = {(one.request, one.outcome) for one in run.base} | {(one.request, one.ended) for one in run.lost}
     assert ended == {(0, former), (1, SAVED)}

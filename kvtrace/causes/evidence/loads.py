@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvtrace.causes.case import MAX_EVENTS, Case, CaseRequest, kept_end
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding
-from kvtrace.causes.evidence import offers, unlike
+from kvtrace.causes.evidence import unlike
 from kvtrace.causes.evidence.logs import error
 from kvtrace.causes.evidence.part import LOADS, part_of_each
 from kvtrace.ledger.ends import LoadEnd
@@ -22,7 +22,7 @@ from kvtrace.ledger.loads.seen import ELSEWHERE, OF_HIT, OF_NOBODY, OTHERS_REPOR
 from kvtrace.ledger.reported import CAUGHT, LOAD_HOOKS
 from kvtrace.ledger.run import Engine, Swallowed
 from kvtrace.ledger.whole import of_load
-from kvtrace.terms import Grade
+from kvtrace.terms import LIMIT, Grade
 from kvtrace.words import count, listed, of_all, plural
 
 if TYPE_CHECKING:
@@ -206,16 +206,22 @@ def windows(case: Case, rows: Iterable[LoadOf]) -> str:
     return "; of layers with a window what it holds" if windowed else ""
 
 
-def finding(case: Case, cause: Cause, title: str, **given: Unpack[Fields]) -> Finding:
-    """A finding with the numbers of the ledger of loads, where none are given."""
-    rows = affected(case, cause)
+def finding(
+    case: Case, cause: Cause, title: str, rows: Sequence[LoadOf] | None = None, **given: Unpack[Fields]
+) -> Finding:
+    """A finding with the numbers of the ledger of loads, where none are given.
+
+    Args:
+        rows: whose it is; None: of those that lost tokens by this cause.
+    """
+    rows = affected(case, cause) if rows is None else rows
     lost = given["tokens"] if "tokens" in given else tokens(case, rows, cause)
     total = case.run.loads.total_tokens
     values: Fields = {
         "tokens": lost,
         "share": min(1.0, lost / total) if total else 0.0,
         "requests": len(rows),
-        "events": events(case, rows, cause),
+        "events": _events(rows, cause),
         "grade": min(
             (g for end in cause.load_ends for g in case.run.loads.grades.get(end, ())), default=None
         ),
@@ -224,20 +230,39 @@ def finding(case: Case, cause: Cause, title: str, **given: Unpack[Fields]) -> Fi
     return case.finding(cause, title, **values)
 
 
-def events(case: Case, rows: Iterable[LoadOf], cause: Cause) -> list[Event]:
+def _events(rows: Sequence[LoadOf], cause: Cause) -> list[Event]:
     """The largest losses first, with a pair where one is known."""
     found = []
     for row in sorted(rows, key=lambda row: -lost_by(row, cause))[:MAX_EVENTS]:
         places = places_of(row, cause)
         rank, layer = places[0] if places else (None, None)
+        answer = "no answer" if row.answer is None else f"{count(row.offered)} offered"
         text = (
-            f"{count(tokens(case, [row], cause))} of {count(row.prompt)} prompt tokens; lookup: "
-            f"{count(row.local)} local, "
-            f"{'no answer' if row.answer is None else f'{count(row.offered)} offered'}, "
-            f"{count(row.accepted)} accepted"
+            f"lookup: {count(row.local)} local, {answer}, {count(row.accepted)} accepted of "
+            f"{count(row.prompt)} prompt tokens"
         )
         found.append(Event(row.id, row.step, text, rank=rank, layer=layer))
     return found
+
+
+def of_another_engine(
+    case: Case, cause: Cause, title: str, missed: Sequence[KeptBefore], **given: Unpack[Fields]
+) -> Finding:
+    """A choice to confirm: lookups found nothing of what another engine had saved."""
+    first = missed[0]
+    at = f" at or below {first.place}, where both write," if first.place else ""
+    values: Fields = {
+        "severity": LIMIT,
+        "tokens": float(sum(one.tokens - one.row.local for one in missed)),
+        "grade": min((one.by.grade for one in missed if one.by.grade is not None), default=None),
+        **given,
+    }
+    values["evidence"] = [
+        *given.get("evidence", ()),
+        f"{first.by.id} of another engine had saved {count(first.tokens)} tokens{at} and was over; the "
+        f"lookup of {first.row.id}, which begins alike, answered 0",
+    ]
+    return finding(case, cause, title, [one.row for one in missed], **values)
 
 
 def reasons(rows: Iterable[LoadOf], cause: Cause) -> list[str]:
@@ -250,19 +275,20 @@ def _each_reason(rows: Iterable[LoadOf], cause: Cause) -> Iterator[str]:
     return (reason for row in rows for end in cause.load_ends for reason in row.reasons.get(end, ()))
 
 
-_OTHERS = (
-    "Compare the blocks that the load hooks write with those that the scheduler gave the request (block ids, "
-    "not their places in the table; in a type that is wide enough): other requests' were written."
+FROM_ZERO = (
+    "get_num_new_matched_tokens must answer how many tokens are found behind num_computed_tokens, not from "
+    "the first one on"
 )
-
-
+"""vllm/distributed/kv_transfer/kv_connector/v1/base.py, 0.32.0."""
+_AS_MANY = f"As many tokens did not come as the GPU's own prefix cache had: {FROM_ZERO}."
 _BEFORE = (
     "Begin behind num_computed_tokens (of the lookup) in the request's block table, too: the blocks before "
     "were written."
 )
-_AS_MANY = f"As many tokens did not come as the GPU's own prefix cache had: {offers.FROM_ZERO}."
-
-
+_OTHERS = (
+    "Compare the blocks that the load hooks write with those that the scheduler gave the request (block ids, "
+    "not their places in the table; in a type that is wide enough): other requests' were written."
+)
 _NOT_THEIRS = (
     "Let get_block_ids_with_load_errors return the ids of the request's own blocks that were not loaded, not "
     "their places in its table or in the store: vLLM computes those anew."
@@ -314,23 +340,30 @@ def told_itself(case: Case, said: Iterable[str]) -> list[str]:
 def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[str] = ()) -> list[str]:
     """Of what was not written: first what its blocks were reported as, then what the connector said itself,
     then what the reasons, the amounts or the pairs point at. ``of_cause``: in place of the cause's."""
-    said, miscounted = set(_each_reason(rows, cause)), offers.miscounted(case, rows)
+    said = set(_each_reason(rows, cause))
     before = any(OF_HIT in reason for reason in said)
     from_zero = all(row.local and tokens(case, [row], cause) == row.local for row in rows)
     ranks, layers = _missing_in(case, rows, cause)
-    first = {
-        _BEFORE: before and not miscounted,
+    reported = any(OF_NOBODY in reason or OTHERS_REPORTED in reason for reason in said)
+    pointed_at = {
+        _BEFORE: before,
         _OTHERS: any(ELSEWHERE in reason for reason in said),
         _AS_MANY: from_zero and not before,
         _SOME_RANKS: bool(ranks),
-        OF_ITS_GROUP: _of_whole_groups(case, rows, cause),
+        OF_ITS_GROUP: of_several_groups(case, rows),
         _SOME_LAYERS: bool(layers),
     }
-    reported = any(OF_NOBODY in reason or OTHERS_REPORTED in reason for reason in said)
-    by_its_words = told_itself(case, said) or _ended(case, rows)
-    pointed_at = [one for one, holds in first.items() if holds]
-    told = [*miscounted, *([_NOT_THEIRS] if reported else []), *by_its_words]
-    return [*told, *pointed_at, *(of_cause or [cause.remedy])]
+    return [
+        *([_NOT_THEIRS] if reported else []),
+        *(told_itself(case, said) or _ended(case, rows)),
+        *(one for one, holds in pointed_at.items() if holds),
+        *(of_cause or [cause.remedy]),
+    ]
+
+
+def of_several_groups(case: Case, rows: Iterable[LoadOf | CaseRequest]) -> bool:
+    """Whether an engine of these has several KV cache groups."""
+    return any(len(case.engines[row.engine].token_groups) > 1 for row in rows)
 
 
 def where(case: Case, rows: Sequence[LoadOf], cause: Cause) -> str:
@@ -351,23 +384,6 @@ def _pairs_of(engine: Engine, rows: Sequence[LoadOf], ends: Collection[LoadEnd])
     for parts, of in (one for row in rows for one in row.lost.items()):
         mask |= of if any(end in ends for _, _, end in parts) else 0
     return [pair for at, pair in enumerate(_pairs(engine)) if mask >> at & 1]
-
-
-def of_windows_alone(case: Case, rows: Sequence[LoadOf], cause: Cause) -> bool:
-    """Whether a cause took tokens in layers with a window alone, and the engine has others."""
-    engine = case.engines[rows[0].engine]
-    windowed = {layer for group in engine.token_groups if group.window for layer in group.layers}
-    hit = {layer for _, layer in _pairs_of(engine, rows, cause.load_ends)}
-    return bool(hit) and hit <= windowed < {layer for _, layer in _pairs(engine)}
-
-
-def _of_whole_groups(case: Case, rows: Sequence[LoadOf], cause: Cause) -> bool:
-    """Whether tokens did not come in all layers of some KV cache groups, and in none of another."""
-    engine = case.engines[rows[0].engine]
-    hit = {layer for _, layer in _pairs_of(engine, rows, cause.load_ends)}
-    groups = [set(group.layers) for group in engine.token_groups]
-    inside = [layers <= hit for layers in groups]
-    return any(inside) and any(layers.isdisjoint(hit) for layers in groups)
 
 
 def _missing_in(case: Case, rows: Sequence[LoadOf], cause: Cause) -> tuple[set[int], str]:

@@ -18,7 +18,6 @@ class Bodies:
 
     eligible: int
     ran: int
-    direct: int
     op: str
 
     @property
@@ -29,7 +28,7 @@ class Bodies:
 
 def bodies(run: Run) -> Bodies:
     owning = {(w.engine, w.pid, w.rank, layer) for w in run.workers() for layer in w.kv_layers}
-    best: dict[tuple[object, ...], tuple[int, int, int]] = {}
+    best: dict[tuple[object, ...], tuple[int, int]] = {}
     names = set()
     for one in run.ops:
         if one.op in _UPDATES:
@@ -38,10 +37,10 @@ def bodies(run: Run) -> Bodies:
             names.add(one.op)
         key = one.engine, one.pid, one.rank, one.layer
         if key in owning:
-            eligible, fired, direct = best.get(key, (0, 0, 0))
-            best[key] = max(eligible, one.eligible), max(fired, one.fired), max(direct, one.direct)
-    eligible, fired, direct = map(sum, zip(*best.values(), strict=True)) if best else (0, 0, 0)
-    return Bodies(eligible, fired, direct, listed(sorted(names)) or "the attention op")
+            eligible, fired = best.get(key, (0, 0))
+            best[key] = max(eligible, one.eligible), max(fired, one.fired)
+    eligible, fired = map(sum, zip(*best.values(), strict=True)) if best else (0, 0)
+    return Bodies(eligible, fired, listed(sorted(names)) or "the attention op")
 
 
 def calls(run: Run, hook: str) -> tuple[int, int, int, int]:
@@ -51,11 +50,6 @@ def calls(run: Run, hook: str) -> tuple[int, int, int, int]:
         sum(one.eligible for one in found), sum(one.fired for one in found),
         sum(one.with_work for one in found), sum(one.raised for one in found),
     )  # fmt: skip
-
-
-def real_steps(run: Run) -> int:
-    """Real forward steps, counted once per engine where its ranks agree."""
-    return sum(max((worker.steps for worker in engine.workers), default=0) for engine in run.engines)
 
 
 def modes(workers: list[Worker]) -> dict[int, int]:
@@ -69,16 +63,3 @@ def modes(workers: list[Worker]) -> dict[int, int]:
 def skipped(run: Run, skip: str) -> int:
     """Attention bodies in real steps around which the hooks did not run for this reason."""
     return sum(one.layer_steps for one in run.skips if one.skip == skip)
-
-
-def product(run: Run) -> str:
-    """`` (4 layers x 2 ranks x 212 steps)`` where the numbers multiply, else ""."""
-    if len(run.engines) != 1 or not run.engines[0].workers:
-        return ""
-    engine = run.engines[0]
-    layers = {len(worker.kv_layers) for worker in engine.workers}
-    steps = {worker.steps for worker in engine.workers}
-    if len(layers) != 1 or len(steps) != 1:
-        return ""
-    ranks = f"{len(engine.workers)} rank{'s' if len(engine.workers) > 1 else ''}"
-    return f" ({count(layers.pop())} layers x {ranks} x {count(steps.pop())} steps)"

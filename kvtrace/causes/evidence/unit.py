@@ -71,7 +71,6 @@ class Sample:
     first_chunk: int | None  # step of its first chunk where several computed it
     heard: bool = True  # its stores, or that it has none, are known
     taken: int | None = None  # how far its prompt was seen to be kept, and no further
-    found: int | None = None  # how far it was found, where nothing of it was stored here
 
     @property
     def first_chunk_only(self) -> bool:
@@ -162,7 +161,7 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
 
     What was seen to be kept, as far as a request's own entries reach, goes before what the metadata names,
     which may be read wrongly. Of a request whose stores are not all known, the stores count only where no
-    other request tells anything; and what is found of prompts where nothing else does.
+    other request tells anything.
     """
     unsure = [sample for sample in samples if sample.stores and not sample.heard]
     samples = [sample for sample in samples if sample.heard]
@@ -182,9 +181,6 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     silent = [sample for sample in samples if not sample.stores and not sample.explained]
     if not (decided or silent) and _agree(unsure):
         return _infer(engine, unsure, (), command)
-    found = _found(samples)
-    if not (decided or silent or unsure) and len({sample.prompt for sample in found}) >= _LEAST_LENGTHS:
-        return _infer(engine, found, (), command)
     return _infer(engine, decided, silent, command)
 
 
@@ -213,17 +209,6 @@ def _whole(sample: Sample) -> Sample:
         end = max(end, *(store.end for store in sample.stores), 0)
     kept = StoredUnits(step=0, slots=end, tokens=-1, start=0, available=there)
     return replace(sample, stores=(kept,), first_chunk=sample.first_chunk if once else None)
-
-
-def _found(samples: Sequence[Sample]) -> list[Sample]:
-    """Of those with a hit, what was found as their one store. Of a hit that lacks the last token alone, which
-    is never loaded, it is not known whether that is stored."""
-    hits = [(sample, sample.found) for sample in samples if sample.found]
-    return [
-        replace(sample, stores=(StoredUnits(0, end, -1, 0, sample.prompt),), first_chunk=None)
-        for sample, end in hits
-        if end != sample.prompt - 1
-    ]
 
 
 def _infer(

@@ -9,7 +9,6 @@ from math import comb
 
 from kvtrace.causes.case import Case, CaseRequest
 from kvtrace.causes.cause import Cause
-from kvtrace.causes.evidence.logs import place
 from kvtrace.causes.evidence.numbers import between
 from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.words import count
@@ -19,7 +18,6 @@ LONG, LARGE, WHOLE_BLOCKS = "long prompts", "large loads", "prompts of whole blo
 BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
 REPEATED = "prompts that came before"
 NOT_FIRST, NOT_FIRST_LOAD = "not the first that began in its step", "not the first that loads in its step"
-SINCE = "begun since"
 FLAGGED = "with kv_transfer_params"
 SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found something"
 """How the others fared."""
@@ -90,7 +88,7 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
         return told if ways >= 2 * _LEAST or numbers_between(told) else {}
 
     found = of_length(LONG)
-    for words, has in (*_PROPERTIES.items(), *_since(case), *_flagged(case)):
+    for words, has in (*_PROPERTIES.items(), *_flagged(case)):
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
         if words == NOT_FIRST and (NOT_FIRST_LOAD, True) in found:
             continue
@@ -136,18 +134,6 @@ def words_of(told: Apart) -> list[str]:
     return [said.partition(": ")[0] for (words, has), said in told.items() if has or words in _LENGTHS]
 
 
-def caught_before(told: Apart) -> list[str]:
-    """``OSError was caught in wait_for_save (at store.py:12 in put)``: since when these requests began."""
-    return [words.removeprefix(f"{SINCE} ") for words, _ in told if words.startswith(SINCE)]
-
-
-def _since(case: Case) -> Iterator[tuple[str, Callable[[Case, CaseRequest], bool]]]:
-    """Whether a request began before the connector first caught an exception, or since."""
-    for fact in sorted(case.run.swallowed, key=lambda one: one.step)[:_MOST]:
-        words = f"{SINCE} {fact.type} was caught in {place(fact.hook)} (at {fact.where})"
-        yield words, partial(_begun_since, fact.step)
-
-
 def _flagged(case: Case) -> Iterator[tuple[str, Callable[[Case, CaseRequest], bool]]]:
     """Whether a request tells its connector something by a flag."""
     every = dict.fromkeys(flag for told in case.run.flags.values() for flag in sorted(told))
@@ -164,10 +150,6 @@ def flags_of(told: Apart, said: bool) -> list[str]:
     all others say, and none of these (``said`` False)."""
     flagged = [words for words, has in told if words.startswith(FLAGGED) and has is said]
     return [words.removeprefix(f"{FLAGGED} ") for words in flagged]
-
-
-def _begun_since(step: int, _: Case, request: CaseRequest) -> bool:
-    return request.chunk_step >= step > 0
 
 
 def _begun(case: Case) -> Mapping[tuple[int, int], list[CaseRequest]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains, offered_of_others, unexplained
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.words import capital, count, of_all, plural
 
 CAUSE = Cause(
@@ -35,13 +35,10 @@ def rule(case: Case) -> Results:
     aborted = [r for r in case.requests if r.status == ABORTED]
     if not rows:
         lost = unexplained(case)
-        if aborted and not any(r.unseen or r.row in lost for r in aborted):
+        if case.requests and not any(r.unseen or r.row in lost for r in aborted):
             yield CAUSE.ruled_out(
-                f"{plural(len(aborted), 'request')} aborted, none with tokens that should have been "
-                "offered by then"
+                f"{plural(len(aborted), 'request')} aborted, none with tokens that should have been offered"
             )
-        elif case.requests and not aborted:
-            yield CAUSE.ruled_out(f"no abort of {plural(len(case.requests), 'request')}")
         return
     in_prefill = sum(r.computed < r.prompt for r in rows)
     yield case.finding(
@@ -52,10 +49,6 @@ def rule(case: Case) -> Results:
             f"status {ABORTED} of {plural(len(rows), 'request')}, {count(in_prefill)} of them in the "
             f"middle of the prompt; {count(sum(not r.entries for r in rows))} that the metadata never names",
             *offered_of_others(case, rows, "aborted"),
-        ],
-        events=[
-            Event(r.id, r.last_step, f"aborted after {count(r.computed)} of {count(r.prompt)} prompt tokens")
-            for r in rows[:3]
         ],
         headline=f"{plural(len(rows), 'request')} aborted before all computed tokens had been offered",
         remedy=[

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from kvtrace.causes.case import CaseRequest, kept_before, stored_before
 from kvtrace.causes.evidence.loads import findable, missed_elsewhere
@@ -14,7 +15,7 @@ from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, R
 from kvtrace.ledger.ends import NOT_ARRIVED, LoadEnd
 from kvtrace.ledger.intervals import intersect, subtract, union
 from kvtrace.terms import Grade
-from kvtrace.words import capital, of_all, plural
+from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
     id="already-stored",
@@ -99,54 +100,24 @@ def rule(case: Case) -> Results:
         return
     here = [r for r in rows if _earlier(case, r) > answered(r)]
     unsure = [r for r in here if kept_before(case, r, Grade.WRITTEN, together=True) < _earlier(case, r)]
-    hits = sum(r.offered > 0 for r in rows)
-    parts = []
-    if unsure:
-        parts.append(
-            "an earlier request of this run begins with the same tokens; that its save came to rest was not "
-            f"seen ({of_all(len(unsure), len(here), 'request')})"
-        )
-    elif here:
-        parts.append(
-            "an earlier request of this run that begins with the same tokens stored them "
-            f"({plural(len(here), 'request')})"
-        )
-    if hits:
-        parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
-    whole = [r for r in rows if not r.external and not r.entries]
-    less = [r for r in rows if r.offered > 0 and _could_be_found(case, r)]
     failed = {row.request for row in case.run.load_rows if row.ends.get(LoadEnd.FAILED)}
-    failures = sum(r.row in failed for r in rows)
-    promised = failures == len(rows) and not here
-    title, headline = _PROMISED if promised else _words(whole, less, hits, bool(unsure), failures > 0)
-    of = (
-        of_all(len(unsure), len(rows), "request")
-        if 0 < len(unsure) < len(rows)
-        else plural(len(rows), "request")
-    )
+    why = _reason(case, rows, bool(here), failed)
+    title, headline = (_UNSURE if unsure else why)[:2]
     found = case.finding(
         CAUSE,
-        f"{title} ({of}).",
-        evidence=["; ".join(parts)],
-        events=case.events(CAUSE, "computed again, no store"),
+        f"{title} ({of_all(len(unsure), len(rows), 'request') if unsure else plural(len(rows), 'request')}).",
+        evidence=[
+            f"begun like an earlier request that had stored these tokens: {count(len(here))} (that its save "
+            f"came to rest was not seen: {count(len(unsure))}); answered with a hit by the lookup: "
+            f"{count(sum(r.offered > 0 for r in rows))}",
+            *(caught_where_it_saves(case) if unsure else []),
+        ],
         headline=headline,
+        remedy=[_UNSURE.remedy, *([] if why is _BEHIND else [why.remedy])] if unsure else [why.remedy],
     )
-    behind = hits == len(rows) and not whole and not less
-    if promised:
-        found.remedy = [_REMEDY_FAILED, _REMEDY_NOT_THERE]
-    elif behind:
-        found.remedy = [_REMEDY_FAILED if failures else _REMEDY_BEHIND]
-    elif less:
-        found.remedy = [_REMEDY_LESS]
-    elif not hits and not whole:  # some tokens of a prompt, and the connector never says that it has them
-        found.remedy = [_REMEDY_NOT_SAID]
-    elif not hits and all(case.engines[r.engine].looks_up for r in whole):
-        found.remedy = [_REMEDY_NOT_OFFERED]
     if unsure:
-        found.evidence += caught_where_it_saves(case)
         weakest = min(_seen(case, r) for r in unsure)
         found.grade = min(weakest, found.grade) if found.grade is not None else weakest
-        found.remedy = [_REMEDY_UNSURE, *([] if behind else found.remedy)]
     yield found
 
 
@@ -161,30 +132,63 @@ def _nothing_held(case: Case) -> Results:
         )
 
 
-_REMEDY_BEHIND = "Nothing to do: of what is found a prompt's last token at least is computed, in whole units."
-_REMEDY_FAILED = "See why their load failed: what lies behind it is computed again."
-_REMEDY_NOT_THERE = "If the store does not have them, let no lookup promise them, and store them anew."
-_PROMISED = (
-    "The connector took these tokens for stored, and their load failed: they are not stored again",
-    "tokens whose load failed were computed, and not stored again",
+class _Reason(NamedTuple):
+    title: str
+    headline: str
+    remedy: str
+
+
+_HELD = "The connector holds these tokens already and does not store them again"
+_AGAIN = _Reason(_HELD, "prompts that the connector holds already were computed again", CAUSE.remedy)
+_NOT_OFFERED = _AGAIN._replace(
+    remedy="See what get_num_new_matched_tokens answers of such a prompt: what stores takes it for stored, "
+    "and what looks up offers nothing of it."
 )
-"""Title and headline where a lookup's answer alone says that they are stored."""
-_REMEDY_LESS = (
-    "Look at what get_num_new_matched_tokens counts of such a prompt: it offers less than was stored, and "
-    "what it leaves out is computed again."
-)
-_REMEDY_NOT_OFFERED = (
-    "See what get_num_new_matched_tokens answers of such a prompt: what stores takes it for stored, and what "
-    "looks up offers nothing of it."
-)
-_REMEDY_NOT_SAID = (
+_NOT_SAID = _Reason(
+    "Tokens that an earlier request stored are not stored again",
+    "tokens that an earlier request stored are not stored again",
     "If they are not meant to be left out, see by which rule they are: the connector may know them by their "
-    "content, or store some positions of a prompt alone."
+    "content, or store some positions of a prompt alone.",
 )
-_REMEDY_UNSURE = (
+_LESS = _Reason(
+    f"{_HELD}, and the lookup offers less than that",
+    "the lookup offers less than the store holds",
+    "Look at what get_num_new_matched_tokens counts of such a prompt: it offers less than was stored, and "
+    "what it leaves out is computed again.",
+)
+_BEHIND = _Reason(
+    f"{_HELD}: they are what a hit leaves to compute",
+    "the store holds them already: vLLM computes them behind a hit",
+    "Nothing to do: of what is found a prompt's last token at least is computed, in whole units.",
+)
+_FAILED = _Reason(
+    "The connector takes these tokens for stored: they were computed as a load failed, and not stored again",
+    "tokens were computed as a load failed, and not stored again",
+    "See why their load failed. If the store does not have them, let no lookup promise them, and store them "
+    "anew.",
+)
+_UNSURE = _Reason(
+    "Not stored again after a save of these tokens: it was not seen that it came to rest",
+    "prompts were not stored again after an earlier save of the same tokens",
     "First see whether the earlier save is in the store: that it was offered or read was seen, whether it "
-    "came to rest was not (kvtrace verify looks at that)."
+    "came to rest was not (kvtrace verify looks at that).",
 )
+
+
+def _reason(case: Case, rows: Sequence[CaseRequest], here: bool, failed: Set[int]) -> _Reason:
+    """``here``: an earlier save is taken to hold tokens of some; ``failed``: rows whose load did."""
+    whole = [r for r in rows if not r.external and not r.entries]
+    hits = any(r.offered > 0 for r in rows)
+    if not here and all(r.row in failed for r in rows):
+        return _FAILED
+    if whole:
+        asked = not hits and all(case.engines[r.engine].looks_up for r in whole)
+        return _NOT_OFFERED if asked else _AGAIN
+    if any(r.offered > 0 and _could_be_found(case, r) for r in rows):
+        return _LESS
+    if any(r.row in failed for r in rows):
+        return _FAILED
+    return _BEHIND if hits else _NOT_SAID
 
 
 def _earlier(case: Case, request: CaseRequest) -> int:
@@ -204,27 +208,3 @@ def _could_be_found(case: Case, request: CaseRequest) -> bool:
     beyond = [(request.local + request.offered, findable(case, request, request.prompt))]
     held = union((start, end) for start, end, _ in case.assigned[CAUSE.id].at[request.row])
     return bool(intersect(held, beyond))
-
-
-def _words(
-    whole: Sequence[CaseRequest], less: Sequence[CaseRequest], hits: int, unsure: bool, failed: bool
-) -> tuple[str, str]:
-    """Title and headline. whole: the requests of which nothing was loaded or offered; less: those that the
-    lookup found in part; hits: how many were found; unsure: of some the earlier save is not known to be at
-    rest; failed: loads of some failed."""
-    if unsure:
-        headline = "prompts were not stored again after an earlier save of the same tokens"
-        return "Not stored again after a save of these tokens: it was not seen that it came to rest", headline
-    title = "The connector holds these tokens already and does not store them again"
-    if whole:
-        return title, "prompts that the connector holds already were computed again"
-    if less:
-        return f"{title}, and the lookup offers less than that", "the lookup offers less than the store holds"
-    if not hits:
-        headline = "tokens that an earlier request stored are not stored again"
-        return capital(headline), headline
-    if failed:
-        headline = "the store holds them already: they were computed again, as a load failed"
-        return f"{title}: they were computed again, as a load failed", headline
-    behind = "the store holds them already: vLLM computes them behind a hit"
-    return f"{title}: they are what a hit leaves to compute", behind

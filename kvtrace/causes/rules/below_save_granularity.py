@@ -11,7 +11,7 @@ from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.evidence.unit import Unit
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.run import Engine
 from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
@@ -90,70 +90,60 @@ def rule(case: Case) -> Results:
         whole = all(unit.aligned(request.prompt) == request.prompt for request in case.of_engine(tag))
         if not stored or not (whole or all_accounted(case)):
             return  # why the rest of a prompt was lost may be hidden by what lost the prompt
-        verb = "fills" if stored == 1 else "fill"
         yield CAUSE.ruled_out(
-            f"units of {unit.values} tokens ({unit.where}); {plural(stored, 'prompt')} {verb} them"
+            f"{plural(stored, 'prompt')} stored in whole units of {unit.values} tokens ({unit.where})"
         )
 
 
 def _finding(case: Case, tag: int, unit: Unit) -> Finding:
     """One finding for the run, of its first engine that lost tokens so."""
-    engine = case.engines[tag]
+    engine, every = case.engines[tag], case.of_engine(tag)
     lost = case.assigned[CAUSE.id].requests
     # A prompt that was reused or loaded as a whole needs no unit.
-    prompts = [r for r in case.of_engine(tag) if r.row in lost or r.stored_end or r.saved]
-    short = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) == 0]
+    prompts = [r for r in every if r.row in lost or r.stored_end or r.saved]
+    short = [r for r in prompts if unit.aligned(r.prompt) == 0]
     partial = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) > 0]
     whole = sum(r.prompt % unit.value == 0 for r in partial)
+    low, middle, high = (f([r.prompt for r in prompts]) for f in (min, statistics.median, max))
     evidence = [
-        _lengths(
-            [r.prompt for r in prompts],
-            sum(unit.aligned(r.prompt) == 0 for r in prompts),
-            len(partial) - whole,
-            len(case.of_engine(tag)),
-        ),
+        f"{of_all(len(prompts), len(every), 'prompt')} with something to store: {count(low)} to "
+        f"{count(high)} tokens, median {count(round(middle))}; shorter than one unit: {count(len(short))}; "
+        f"with a partial last unit: {count(len(partial) - whole)}",
         *([_OF_WHOLE.format(plural(whole, "prompt"))] if whole else []),
         *_stores(prompts, unit),
         f"every store is {unit.rounding} tokens, cut to what its chunk held",
         *_empty_key(case, tag, short),
     ]
-    name = engine.connector.cls if engine.connector else "This connector"
+    name, values = engine.connector_name, unit.values
     remedy = [*([_WITH_THE_LAST.format(unit.value)] if whole else []), *_remedy(engine, unit)]
-    if _a_step_late(case, tag, unit):
-        title = (
-            f"{name} stores whole units of {unit.values} tokens only, or never what the last step of a "
-            "prompt computes: both give these stores."
-        )
-        headline = f"less than {unit.values} tokens, or what a prompt's last step computes, is not stored"
-        evidence.append(
-            "no store is in the metadata of the step that computes its tokens, but in a later one"
-        )
-        remedy.insert(0, "see whether build_connector_meta offers what a prompt's last step computes")
-    elif 2 * sum(lost[r.row] for r in short) > sum(lost.values()):
-        every = [r for r in case.of_engine(tag) if unit.aligned(r.prompt) == 0]
-        which = of_all(len(every), len(case.of_engine(tag)), "prompt")
-        which += " is" if len(every) == 1 else " are"
-        title = f"{name} stores whole units of {unit.values} tokens only: {which} shorter."
-        headline = f"{which} shorter than this connector's unit of {unit.values} tokens"
-        headline += ", others lose a partial last unit" if partial else ""
-    elif unit.kind == "max_num_batched_tokens" and not unit.attributes and _end_with_chunks(case, partial):
-        title = (
-            f"{name} stores whole units of {unit.values} tokens only, or full prefill chunks alone: both "
-            "give these stores."
-        )
-        headline = f"less than {unit.values} tokens, a full prefill chunk, is not stored"
-        remedy.insert(0, "see whether the connector passes over steps of few tokens (a last chunk)")
+    if another := _another_reading(case, tag, unit, partial):
+        left, look = another
+        title = f"{name} stores whole units of {values} tokens only, or leaves out {left}: either fits."
+        headline = f"less than {values} tokens, or {left}, is not stored"
+        remedy.insert(0, look)
+    elif 2 * sum(lost[r.row] for r in short if r.row in lost) > sum(lost.values()):
+        shorter = sum(unit.aligned(r.prompt) == 0 for r in every)
+        which = of_all(shorter, len(every), "prompt") + (" is" if shorter == 1 else " are")
+        title = f"{name} stores whole units of {values} tokens only: {which} shorter."
+        headline = f"{which} shorter than this connector's unit of {values} tokens"
     else:
-        title = f"{name} stores whole units of {unit.values} tokens only: the rest of a prompt is not stored."
-        headline = f"of each prompt only whole units of {unit.values} tokens are stored"
-    return case.finding(
-        CAUSE,
-        title,
-        evidence=evidence,
-        events=_events(short or partial),
-        remedy=remedy,
-        headline=headline,
-    )
+        title = f"{name} stores whole units of {values} tokens only: the rest of a prompt is not stored."
+        headline = f"of each prompt only whole units of {values} tokens are stored"
+    return case.finding(CAUSE, title, evidence=evidence, remedy=remedy, headline=headline)
+
+
+def _another_reading(case: Case, tag: int, unit: Unit, partial: list[CaseRequest]) -> tuple[str, str] | None:
+    """What may be left out instead, as that gives the same stores; and what to look at for it."""
+    if _a_step_late(case, tag, unit):
+        return (
+            "what a prompt's last step computes",
+            "see whether build_connector_meta offers what a prompt's last step computes: each store is in "
+            "the metadata of a later step than the one that computes its tokens",
+        )
+    if unit.kind == "max_num_batched_tokens" and not unit.attributes and _end_with_chunks(case, partial):
+        look = "see whether the connector passes over steps of few tokens (a last chunk)"
+        return "what fills no prefill chunk", look
+    return None
 
 
 def _a_step_late(case: Case, tag: int, unit: Unit) -> bool:
@@ -180,26 +170,6 @@ def _end_with_chunks(case: Case, partial: list[CaseRequest]) -> bool:
     )
 
 
-def _lengths(lengths: list[int], short: int, partial: int, every: int) -> str:
-    """How long the prompts are, and what the unit costs them. ``every``: as many prompts there are in all."""
-    if len(lengths) == 1:
-        what = "less than one unit" if short else "more than one unit; its partial last unit is not stored"
-        return f"the prompt has {plural(lengths[0], 'token')}: {what}"
-    low, high = min(lengths), max(lengths)
-    number = count(len(lengths))
-    some = len(lengths) < every
-    which = f"{number} prompts " + (f"with something to store (of {count(every)})" if some else "here")
-    spread = (
-        f"{'' if some else 'all '}{which} have {plural(low, 'token')}"
-        if low == high
-        else f"{which} have {count(low)} to {count(high)} tokens, "
-        f"median {count(round(statistics.median(lengths)))}"
-    )
-    shorter = f"{count(short)} {'is' if short == 1 else 'are'} shorter than one unit"
-    lose = "loses" if partial == 1 else "lose"
-    return f"{spread}; {shorter}; {count(partial)} {lose} a partial last unit"
-
-
 def _empty_key(case: Case, tag: int, short: list[CaseRequest]) -> list[str]:
     """A symptom: prompts that are rounded to nothing share the key of the empty prefix, and all but the first
     count as stored."""
@@ -207,10 +177,10 @@ def _empty_key(case: Case, tag: int, short: list[CaseRequest]) -> list[str]:
     if not missing:
         return []
     step, _, length = case.empty_before[tag]
-    others = "another such prompt" if len(missing) == 1 else f"{count(len(missing))} other such prompts"
     return [
         f"step {step & STEP_MASK} has a store of 0 slots, for a prompt of {plural(length, 'token')}; after "
-        f"it {others} got no entry at all: rounded to nothing they share the key of the empty prefix"
+        f"it {plural(len(missing), 'such prompt')} got no entry at all: rounded to nothing they share the "
+        "key of the empty prefix"
     ]
 
 
@@ -222,19 +192,6 @@ def _stores(prompts: list[CaseRequest], unit: Unit) -> list[str]:
     more = [f"and {plural(len(sizes) - _SIZES, 'other size')}"] if len(sizes) > _SIZES else []
     what = "kept of a prompt" if seen else "offered of a prompt in the metadata"
     return [f"{what}: {', '.join([*shown, *more])}; {unit.value} = {unit.where}"]
-
-
-def _events(requests: list[CaseRequest]) -> list[Event]:
-    """The longest of these prompts."""
-    events = []
-    for r in sorted(requests, key=lambda r: -r.prompt)[:3]:
-        step = r.entries[0].step if r.entries else r.chunk_step
-        slots = sum(max(0, e.slots) for e in r.entries)
-        entry = (
-            f"a store of {count(slots)} slots in the metadata" if r.entries else "no entry in the metadata"
-        )
-        events.append(Event(r.id, step, f"{count(r.prompt)} prompt tokens, {entry}"))
-    return events
 
 
 def _remedy(engine: Engine, unit: Unit) -> list[str]:

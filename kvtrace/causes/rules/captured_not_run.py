@@ -36,8 +36,5 @@ def rule(case: Case) -> Results:
                 f"graphs in {count(graphs)} of {count(sum(seen.values()))} worker-steps; these layers' "
                 "attention was only seen to run outside of steps"
             ],
-            events=case.events(
-                CAUSE, "a store entry, and this layer's attention only ever ran outside of steps"
-            ),
             headline="hooks ran only while graphs were captured",
         )

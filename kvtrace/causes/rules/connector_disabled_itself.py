@@ -85,7 +85,6 @@ def rule(case: Case) -> Results:
                 f"0 store entries and 0 lookup hits for {plural(engine.requests, 'request')} in "
                 f"{count(engine.steps)} steps",
             ],
-            events=case.events(CAUSE),
             headline=f"{name} switched itself off",
             remedy=[f'fix what it logged: "{shortened(why[0].message).rstrip(".")}"'],
         )

@@ -26,6 +26,5 @@ def rule(case: Case) -> Results:
             CAUSE,
             "A worker had no connector any more when its attention ran, though one had been created.",
             evidence=[f"{count(calls)} attention calls of real steps found no connector in the process"],
-            events=case.events(CAUSE, "a store entry, and no connector when attention ran"),
             headline="the connector was gone when attention ran",
         )

@@ -58,7 +58,6 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{configured} is configured, but was not created in {listed(names)}.",
             evidence=evidence,
-            events=case.events(CAUSE),
             headline=f"the connector was not created in {listed(names)}",
         )
         return

@@ -44,6 +44,5 @@ def rule(case: Case) -> Results:
             f"{tokens} output tokens were computed in decode; {count(past)} of {count(stores)} stores reach "
             "past a prompt" + (", and these tokens were not seen to be read" if past else "")
         ],
-        events=case.events(CAUSE, "output tokens after the prompt, in no metadata"),
         headline="no output token was offered for saving",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.steps import bodies, product
+from kvtrace.causes.evidence.steps import bodies
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.versions import NEWEST, since
 from kvtrace.words import count, plural
@@ -35,7 +35,6 @@ def rule(case: Case) -> Results:
             evidence=[
                 f"use_direct_call is True on {sum(flags)} of {len(flags)} layers and ranks; {ran.share}"
             ],
-            events=case.events(CAUSE, "a store entry, and no attention op in this layer"),
             headline="layers call their attention backend directly, past the hooks",
         )
         return
@@ -47,16 +46,11 @@ def rule(case: Case) -> Results:
             else "no real step of a worker was seen"
         )
         return
-    off = f"use_direct_call is False on all {plural(len(flags), 'layer')}" if flags and not any(flags) else ""
-    if ran.ran == ran.eligible:
-        way = (
-            f"{count(ran.direct)} of them called directly, and hooked"
-            if ran.direct
-            else "through the dispatcher"
-        )
-        yield CAUSE.ruled_out(f"{ran.share}{product(run)}, {way}{'; ' if off else ''}{off}")
-    elif off:
-        yield CAUSE.ruled_out(f"{ran.share}{product(run)}; {off}")
+    off = (
+        f"; use_direct_call is False on all {plural(len(flags), 'layer')}" if flags and not any(flags) else ""
+    )
+    if off or ran.ran == ran.eligible:
+        yield CAUSE.ruled_out(f"{ran.share}{off}")
     else:
         yield CAUSE.not_observed(
             f"{ran.op} was seen in only {count(ran.ran)} of {count(ran.eligible)} layer-steps"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.diagnosis import Finding
@@ -24,14 +24,7 @@ from kvtrace.causes.rule import (
     Turn,
 )
 from kvtrace.causes.rules import stored_nothing
-from kvtrace.ledger.reported import (
-    ALL_SAID,
-    BACKGROUND,
-    LOAD_HOOKS,
-    SAVE_HOOKS,
-    ended_its_work,
-    may_end_a_save,
-)
+from kvtrace.ledger.reported import ALL_SAID, BACKGROUND, SAVE_HOOKS, ended_its_work, may_end_a_save
 from kvtrace.ledger.run import Swallowed
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace.facts import Limit
@@ -143,28 +136,17 @@ def rule(case: Case) -> Results:
     if case.affected(CAUSE):
         in_hooks = [f for f in facts if f.hook in (*SAVE_HOOKS, *_SCHEDULE_HOOKS)]
         yield _lost_tokens(case, in_hooks or facts or case.run.swallowed)
-    elif telling and "store-failed" in case.assigned:
-        yield _caught(case, telling)
-    elif lost := [fact for fact in telling if _lost_work(case, fact)]:
-        yield _unsaved(case, lost)
     elif telling:
-        yield _caught(case, telling)
-    elif watched and not facts and case.run.swallowed:
-        caught = listed(dict.fromkeys(fact.type for fact in case.run.swallowed))
-        yield CAUSE.not_observed(
-            f"{caught} was caught; code finds out by it whether something is there, and no save is known to "
-            "be lost by it"
-        )
-    elif watched and not facts and watched == trust.calls and _all_heard(case):
+        lost = [fact for fact in telling if _lost_work(case, fact)]
+        other = not lost or "store-failed" in case.assigned
+        yield _caught(case, telling) if other else _unsaved(case, lost)
+    elif watched and not (facts or case.run.swallowed) and watched == trust.calls and _all_heard(case):
         yield CAUSE.ruled_out(f"no exception was raised and caught in all {plural(watched, 'store call')}")
     elif watched and not facts:
-        if watched < trust.calls:
-            more = f" that were watched, of {count(trust.calls)}"
-        elif all_accounted(case):
-            more = "; what became of tokens that were read was not seen"
-        else:
-            more = "; not all tokens of the run are accounted for"
-        yield CAUSE.not_observed(f"no exception was seen in {plural(watched, 'store call')}{more}")
+        yield CAUSE.not_observed(
+            f"{count(watched)} of {plural(trust.calls, 'store call')} were watched: no save is known to be "
+            "lost by an exception in these"
+        )
 
 
 def _read_alone(case: Case) -> bool:
@@ -175,16 +157,28 @@ def _read_alone(case: Case) -> bool:
 def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Tokens were lost in calls that caught these exceptions."""
     first, types = facts[0], listed(dict.fromkeys(f.type for f in facts))
-    evidence = [exception_line(fact) for fact in facts[:3]]
     return case.finding(
         CAUSE,
         f"The connector catches {types} in {place(first.hook)} and goes on: "
         f"{plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
-        evidence=evidence + logs_in(case, (*SAVE_HOOKS, *_SCHEDULE_HOOKS)),
+        evidence=_evidence(case, facts, (*SAVE_HOOKS, *_SCHEDULE_HOOKS)),
         events=_events(facts) or case.events(CAUSE),
         headline=f"the connector catches {first.type} in {place(first.hook)} and goes on",
         remedy=[f"fix the connector at {first.where}, and let no lookup promise what was lost so"],
     )
+
+
+def _evidence(case: Case, facts: Sequence[Swallowed], hooks: Iterable[str]) -> list[str]:
+    """``hooks``: those whose log lines are quoted."""
+    return [exception_line(fact) for fact in facts[:3]] + logs_in(case, hooks)
+
+
+def _events(facts: Sequence[Swallowed]) -> list[Event]:
+    return [
+        Event("", step, f"{fact.type} caught in {place(fact.hook)}", layer=layer or None)
+        for fact in facts[:3]
+        for step, layer in fact.places[:1]
+    ]
 
 
 def _lost_work(case: Case, fact: Swallowed) -> bool:
@@ -240,12 +234,12 @@ def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
         f"{first.type} {ended} in {where}: nothing shows that {plural(tokens, 'token')} of "
         f"{plural(len(whose), 'request')}, which were to be saved in these steps, came to rest."
         + ("" if known else " Was it tried once more?"),
+        evidence=_evidence(case, facts, {fact.hook for fact in facts}),
+        events=_events(facts),
         severity=FAULT if known else LIMIT,
         tokens=tokens,
         requests=len(whose),
         grade=Grade.READ,
-        evidence=[exception_line(fact) for fact in facts[:3]] + logs_in(case, {f.hook for f in facts}),
-        events=_events(facts),
         headline=f"{first.type} {ended} where the connector saves",
         remedy=[f"look at {first.where}, and let the save be reported as failed"],
     )
@@ -257,27 +251,17 @@ def _caught(case: Case, facts: Sequence[Swallowed]) -> Finding:
     loud = [f for f in facts if open_ends and f.logged and f.hook in SAVE_HOOKS]
     loud += [fact for fact in _where_nothing_is_seen(case, facts) if fact not in loud]
     shown = loud or facts
+    cost = "what it saved then was not seen" if loud else "no save is known to be lost by it alone"
     return case.finding(
         CAUSE,
         f"The connector caught {listed(dict.fromkeys(f.type for f in shown))} in "
-        f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; " + _cost(case, shown, bool(loud)),
-        severity=FAULT if loud else NOTE,
-        evidence=[exception_line(fact) for fact in shown[:3]] + logs_in(case, {f.hook for f in shown}),
+        f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; {cost}.",
+        evidence=_evidence(case, shown, {fact.hook for fact in shown}),
         events=_events(shown),
+        severity=FAULT if loud else NOTE,
         remedy=[f"look at {shown[0].where}"],
         headline=f"the connector catches {shown[0].type}" if loud else "",
     )
-
-
-def _cost(case: Case, facts: Sequence[Swallowed], loud: bool) -> str:
-    """What the exceptions cost, in words."""
-    if "store-failed" in case.assigned:
-        return "the tokens that were lost stand under store-failed."
-    if any(stored_nothing.at_start(case)):
-        return "what was not stored stands under stored-nothing."
-    if all((fact.asked_by or fact.hook) in LOAD_HOOKS for fact in facts):
-        return "what it loads stands under the loads."
-    return "what it saved then was not seen." if loud else "no save is known to be lost by it."
 
 
 def _where_nothing_is_seen(case: Case, facts: Sequence[Swallowed]) -> list[Swallowed]:
@@ -294,12 +278,4 @@ def _where_nothing_is_seen(case: Case, facts: Sequence[Swallowed]) -> list[Swall
         for fact in facts
         if fact.count * 2 >= unseen
         and ((fact.hook == "thread" and fact.logged) or (nothing and _ends_a_save(case, fact)))
-    ]
-
-
-def _events(facts: Sequence[Swallowed]) -> list[Event]:
-    return [
-        Event("", step, f"{fact.type} caught in {place(fact.hook)}", layer=layer or None)
-        for fact in facts[:3]
-        for step, layer in fact.places[:1]
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import CaseRequest, after_empty, stored_before
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence.accounted import all_written
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.run import Engine
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, of_all, plural
@@ -73,51 +73,33 @@ def _empty_key(case: Case, request: CaseRequest) -> bool:
 def _finding(case: Case, victims: list[CaseRequest]) -> Finding:
     engine = case.engines[victims[0].engine]
     unit = case.units.get(engine.tag)
-    size = unit.value if unit else engine.block_size
-    kept = unit.kept_back if unit else 1
-    where = f"unit {size}, {unit.where if unit else 'a block'}"
+    size, kept = (unit.value, unit.kept_back) if unit else (engine.block_size, 1)
     affected = of_all(len(victims), len(case.of_engine(engine.tag)), "prompt")
-    name = engine.connector_name
-    were = "was" if len(victims) == 1 else "were"
-    reason = "rounded down to 0 tokens, they share the key of the empty prefix"
-    rounding = f"the longest has {plural(max(r.prompt for r in victims), 'token')} ({where})"
-    remedy = [CAUSE.remedy]
-    if all(r.prompt - kept >= size for r in victims):
-        # A store of these would not be empty: it is their lookup that rounds further down.
-        gain = sum(max(0, r.prompt - kept) // size * size for r in victims)
-        n = victims[0].prompt
-        reason = "the lookup rounds them down to 0 tokens, the key of the empty prefix; a store would not"
-        prompts = plural(len(victims), "prompt")
-        rounding = (
-            f"{prompts} of {count(n)} tokens: a store would round that to {max(0, n - kept) // size * size} "
-            f"({where}); the lookup rounds further down, to 0 as floor(({n} - {kept + 1}) / {size}) x {size} "
-            "does"
+    longest = max(r.prompt for r in victims)
+    evidence = _keys(case, engine, victims)
+    evidence.append(f"the longest of these has {plural(longest, 'token')} (unit {size})")
+    stored = sum(max(0, r.prompt - kept) // size * size for r in victims)
+    if stored:
+        evidence.append(
+            f"a store would round {count(longest)} tokens to {max(0, longest - kept) // size * size}; a "
+            f"lookup that rounds further down, as floor((n - {kept + 1}) / {size}) x {size}, gets 0"
         )
-        saved = f"{count(gain)} tokens of {prompts} would have been stored"
-        remedy.insert(0, f"round the lookup as the store does: {saved}")
+    remedy = f"round the lookup as the store does: {count(stored)} tokens would have been stored"
     return case.finding(
         CAUSE,
-        f"{name} treats {affected} as stored that never {were}: {reason}.",
-        evidence=[*_keys(case, engine, victims), rounding],
-        remedy=remedy,
-        events=[
-            Event(r.id, r.chunk_step, f"{count(r.prompt)} prompt tokens, no store entry in any step")
-            for r in sorted(victims, key=lambda r: -r.prompt)[:3]
-        ],
-        headline=f"{affected} {were} treated as stored, under the key of the empty prefix",
+        f"{engine.connector_name} treats {affected} as stored that never were: rounded down to 0 tokens by "
+        "the lookup, they share the key of the empty prefix.",
+        evidence=evidence,
+        remedy=[*([remedy] if stored else []), CAUSE.remedy],
+        headline=f"treated as stored, under the key of the empty prefix: {affected}",
     )
 
 
 def _keys(case: Case, engine: Engine, victims: list[CaseRequest]) -> list[str]:
     """Whose empty store came first, and that the prompts left out after it are not the same one."""
     step, _, length = case.empty_before[engine.tag]
-    same = (r for r in case.of_engine(engine.tag) if r.empty_entry and r.entries[0].step == step)
-    holder = next(same, None)
-    digests = {r.digest for r in victims if r.digest}
-    differ = f"{plural(len(digests), 'different prompt')}, and " if len(digests) > 1 else ""
     return [
-        f"step {step & STEP_MASK}: a prompt of {count(length)} tokens, with a store of 0 slots"
-        + (f" (request {holder.id})" if holder else ""),
-        f"after it {plural(len(victims), 'prompt')} got no entry: {differ}none of them that one; they share "
-        "the key, not the tokens",
+        f"step {step & STEP_MASK}: a prompt of {count(length)} tokens, with a store of 0 slots; after it "
+        f"{plural(len(victims), 'prompt')} got no entry, none of them that one: they share the key, not the "
+        "tokens"
     ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.evidence.loads import whole_size
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once
 from kvtrace.causes.evidence.unstored import metadata_unread, said_of_unread
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
 
@@ -75,67 +73,30 @@ def rule(case: Case) -> Results:
         chunked = [r for r in case.of_engine(engine.tag) if r.chunks >= 2 and not r.grown_step]
         name = engine.connector_name
         affected = of_all(len(rows), len(chunked), "chunked prompt")
-        unread = metadata_unread(engine, rows)
         what = "first chunk" if all(map(first_chunk_alone, rows)) else "first chunks"
+        chunks = plural(sum(r.chunks for r in rows), "prefill chunk")
         yield case.finding(
             CAUSE,
             f"{name} stores the {what} of a prompt only: {affected} lost all later chunks.",
             evidence=[
-                _offers(rows),
+                f"{chunks} of {plural(len(rows), 'prompt')}: each was offered in one step, that of the "
+                f"{what}, and in none after it",
                 f"a step computes at most {engine.facts.max_num_batched_tokens or 0} tokens "
                 "(--max-num-batched-tokens)",
-                *said_of_unread(unread, rows),
-            ],
-            events=[
-                Event(
-                    r.id,
-                    r.chunk_step,
-                    f"{count(r.prompt)} prompt tokens in {r.chunks} chunks, a store of "
-                    f"{count(r.stored_end)} tokens in {_where(r)}, none after",
-                )
-                for r in rows[:3]
+                *said_of_unread(metadata_unread(engine, rows), rows),
             ],
             headline=f"{affected} had only the {what} stored",
-            remedy=[*([_PASSED_OVER] if unread else []), CAUSE.remedy],
         )
         return
     chunked = [r for r in case.requests if r.chunks >= 2 and not r.grown_step]
     wanting = [r for r in chunked if _left_after_first(case, r)]
-    later = [r for r in wanting if _stores_later(r)]
-    if later and len(later) == len(wanting):
-        whose = of_all(len(later), len(wanting), "chunked prompt")
-        yield CAUSE.ruled_out(
-            f"{whose} with something to store after the first chunk {'has' if len(later) == 1 else 'have'} "
-            "stores past it"
-        )
-    elif chunked and not wanting:
-        yield CAUSE.ruled_out(
-            f"{plural(len(chunked), 'chunked prompt')}, with nothing left to store after the first chunk"
-        )
-    elif case.requests and not chunked:
-        yield CAUSE.ruled_out(f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")
-
-
-_PASSED_OVER = (
-    "First see whether build_connector_meta offers the later chunks, and the worker passes over them: that "
-    "is not known."
-)
+    if case.requests and all(map(_stores_later, wanting)):
+        past = f"; all {count(len(wanting))} with more to store have stores past the first" if wanting else ""
+        whose = of_all(len(chunked), len(case.requests), "prompt")
+        yield CAUSE.ruled_out(f"{whose} computed in several chunks{past}")
 
 
 def _stores_later(request: CaseRequest) -> bool:
     """Whether a later step's store entry reaches past the first chunk, and no more is known to be kept."""
     reaches = any(e.step > request.chunk_step and e.end > request.first_end for e in request.entries)
     return reaches and (request.taken is None or request.taken > request.first_end)
-
-
-def _offers(rows: Sequence[CaseRequest]) -> str:
-    """In which of the chunks' steps these prompts were offered."""
-    chunks = f"{plural(sum(r.chunks for r in rows), 'prefill chunk')} of {plural(len(rows), 'prompt')}"
-    if all(map(first_chunk_alone, rows)):
-        later = count(sum(r.chunks - 1 for r in rows))
-        return f"{chunks}: stores in the {plural(len(rows), 'first one')}, 0 in the {later} later ones"
-    return f"{chunks}: each prompt was offered in one step, before its last chunk, and in none after it"
-
-
-def _where(request: CaseRequest) -> str:
-    return "the first chunk's step" if first_chunk_alone(request) else "the step of one of the first chunks"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.steps import bodies, modes, product, real_steps
+from kvtrace.causes.evidence.steps import bodies, modes
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import count, percent, plural
 
@@ -36,26 +36,13 @@ def rule(case: Case) -> Results:
             evidence=[
                 f"graph mode FULL in {count(full)} of {count(total)} worker-steps ({percent(full, total)})"
             ],
-            events=case.events(CAUSE, "a store entry, graph mode FULL, no attention op in the step"),
             headline="steps replayed FULL CUDA graphs, in which no hook runs",
         )
         return
-    if not total:
-        yield CAUSE.not_observed("no worker's steps were seen")
-        return
-    ran = bodies(run)
-    eager = [e.facts.enforce_eager for e in run.engines if e.facts.known]
-    if seen.get(0, 0) == total:
-        steps = real_steps(run)
-        note = " (enforce_eager)" if eager and all(eager) else ""
-        yield CAUSE.ruled_out(f"graph mode NONE in {count(steps)}/{count(steps)} steps{note}")
-    elif seen.get(2, 0) == 0 and ran.eligible and ran.ran == ran.eligible:
-        yield CAUSE.ruled_out(f"{ran.share}{product(run)}, never FULL")
-    elif seen.get(2, 0):
+    full, unknown, ran = seen.get(2, 0), seen.get(-1, 0), bodies(run)
+    if total and (full or not unknown or (ran.eligible and ran.ran == ran.eligible)):
         yield CAUSE.ruled_out(
-            f"FULL graphs in {count(seen[2])} of {count(total)} worker-steps, and no store entry was lost in "
-            "them"
+            f"graph mode FULL in {count(full)} of {count(total)} worker-steps; no store entry was lost in one"
         )
     else:
-        unknown = seen.get(-1, 0)
         yield CAUSE.not_observed(f"graph mode unknown in {count(unknown)} of {count(total)} worker-steps")

@@ -89,16 +89,12 @@ def rule(case: Case) -> Results:
         ] or [f"{plural(steps, 'call')} raised; the exceptions were not recorded"]
         hooks = listed(dict.fromkeys(place(e.hook) for e in raised)) or "a hook"
         kinds = listed(dict.fromkeys(e.type for e in raised)) or "an exception"
-        events = case.events(CAUSE, "a store entry, and the hook raised in its step")
-        if not events:
-            events = [
-                Event("", e.step, f"{e.hook} raised {e.type}", layer=e.layer or None) for e in raised[:3]
-            ]
+        moments = [Event("", e.step, f"{e.hook} raised {e.type}", layer=e.layer or None) for e in raised[:3]]
         yield case.finding(
             CAUSE,
             f"{sentence(hooks)} raised {kinds}, {plural(n, 'time')}.",
             evidence=evidence,
-            events=events,
+            events=case.events(CAUSE) or moments,
             headline=f"{hooks} raised {kinds}",
             remedy=_remedy(raised, any(one.put for one in run.outside)),
         )

@@ -61,7 +61,7 @@ def rule(case: Case) -> Results:
             or [
                 *([_REPORT_ALL] if spoilt else []),
                 *([_WHOLE_SLOTS] if parts else []),
-                *([_PARTS_LATER if all(row.asynchronous for row in hit) else _PARTS] if equal else []),
+                *([_PARTS] if equal else []),
                 *([f"{_ASK} {_ORDER}"] if whole else [CAUSE.remedy, _ORDER]),
             ],
         )
@@ -78,12 +78,8 @@ _IN_PART = (
 )
 _PARTS = (
     "Where no tier keeps fewer bits: see that all of a block is written (K and V, every head and channel), "
-    "before its layer's attention; that K and V come from one place of the store; and that nothing writes "
-    "there once more."
-)
-_PARTS_LATER = (
-    "Where no tier keeps fewer bits: see that a load is named in get_finished only once K and V are "
-    "written, in every layer, and that both come from the same place of the store."
+    "before its layer's attention or before get_finished names the load; that K and V come from one place of "
+    "the store; and that nothing writes there once more."
 )
 _ORDER = (
     "Rounding is a small part of the numbers; where it is more, compare the order of dimensions in which KV "

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from kvtrace.causes.case import MAX_EVENTS
 from kvtrace.causes.diagnosis import Finding, RuledOut
 from kvtrace.causes.evidence import loads, unlike
-from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, Event, LoadEnd, Results
+from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.causes.rules import kv_misplaced, kv_stale, load_after_use
 from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
 from kvtrace.ledger.contents.compare import (
@@ -67,7 +66,8 @@ _BY_WORDS = (
     (
         ANOTHER_PROMPT,
         "make the key of all tokens up to the end of what it names, with the request's cache_salt, its LoRA "
-        "adapter and the hashes of its images (mm_features)",
+        "adapter and the hashes of its images (mm_features), and read no blocks once their request is over "
+        "(keep them until the copy is done: request_finished returns True)",
     ),
     (TWICE, "see which block each piece is read from, and to which it is written: one stands for several"),
 )
@@ -84,7 +84,6 @@ class _Question(NamedTuple):
     whose: str
     question: str
     evidence: str
-    event: str
     remedy: str
 
 
@@ -93,7 +92,6 @@ _ACROSS_SALTS = _Question(
     "Is that meant?",
     "they hold exactly what the same tokens computed to there, and no request under their own salt had "
     "computed them by then; a store from before this run may have had them",
-    "loaded across salts",
     "put the request's cache_salt into the key: vLLM shares no KV between requests whose salts differ",
 )
 _FROM_APART = _Question(
@@ -101,16 +99,11 @@ _FROM_APART = _Question(
     "Have these engines the same weights?",
     "both engines computed {blocks} of the same tokens, and no layer of any to the same KV: that is so with "
     "other weights, or where all differ in their last bits",
-    "loaded of the other engine's",
     "put what tells the weights apart (their revision, or a hash) into the key, beside the model's name",
 )
 _FILLS = frozenset({"DecodeBenchConnector"})
 """vLLM's own, that fills KV with made-up numbers, to measure decode steps alone."""
 _MADE_UP = "nothing to do: this connector fills the KV cache with made-up numbers, to measure decode steps"
-_NULL_BLOCKS = (
-    "see that no block id 0 is stored or loaded: in the table of layers with a window it stands for blocks "
-    "that are out of it, and is nobody's"
-)
 _MOST_SAID = 3
 _LEAST = 0.25
 """Of the tokens that were loaded wrong: what was stored so must be as many, to be named for it."""
@@ -134,21 +127,12 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{what} were loaded with KV that is not theirs ({of_all(len(wrong), len(accepted), 'load')}).",
             evidence=[
-                *(seen := loads.reasons_and_places(case, wrong, CAUSE)),
+                *loads.reasons_and_places(case, wrong, CAUSE),
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
-                *(late := _perhaps_late(case, seen, wrong)),
             ],
             severity=LIMIT if made_up else CAUSE.severity,
-            remedy=[_MADE_UP]
-            if made_up
-            else [
-                *late.values(),
-                *_remedies(
-                    case, said, wrong, lost, (unlike.BEHIND_HIT, True) in loads.what_fails(case, wrong)
-                ),
-                CAUSE.remedy,
-            ],
+            remedy=[_MADE_UP] if made_up else [*_remedies(case, said, wrong, lost), CAUSE.remedy],
             headline="loaded KV is not what its tokens compute to",
         )
     elif case.run.across_salts:
@@ -157,16 +141,10 @@ def rule(case: Case) -> Results:
         yield _question(case, case.run.from_apart, _FROM_APART)
     elif equal and not unequal:
         tokens = sum(min(loads.came_whole(case, row), _proved(case, row)) for row in accepted)
-        loaded = sum(row.accepted for row in accepted)
-        short = "did not come whole, or " if any(row.lost for row in accepted) else ""
-        rest = (
-            f"{plural(altered, 'block')} came back altered" if altered else f"others {short}were not compared"
-        )
-        more = "" if tokens >= loaded else f" of {count(loaded)} accepted; {rest}"
         yield RuledOut(
             VERIFIED,
-            f"{compared} hold exactly what the same tokens computed to in this run "
-            f"({plural(tokens, 'token')} in all layers and ranks{more})",
+            f"{compared} hold exactly what the same tokens computed to in this run ({count(tokens)} of "
+            f"{plural(sum(row.accepted for row in accepted), 'accepted token')} in all layers and ranks)",
         )
     elif unknown and not unequal:
         yield CAUSE.not_observed(
@@ -183,60 +161,25 @@ def _proved(case: Case, row: LoadOf) -> int:
 def _question(case: Case, found: Mapping[int, int], asked: _Question) -> Finding:
     """``found``: row of a request -> tokens. A choice to confirm: the store may have had them before this
     run, or the engines differ in the last bits alone."""
-    tokens, who = sum(found.values()), [case.requests[row] for row in found]
-    return case.finding(
+    tokens = plural(sum(found.values()), "token")
+    return loads.finding(
+        case,
         CAUSE,
-        f"{plural(tokens, 'token')} of {plural(len(who), 'request')} were loaded that {asked.whose}. "
-        f"{asked.question}",
+        f"{tokens} of {plural(len(found), 'request')} were loaded that {asked.whose}. {asked.question}",
+        [row for row in case.run.load_rows if row.request in found],
         severity=LIMIT,
-        tokens=tokens,
-        requests=len(who),
+        tokens=float(sum(found.values())),
         grade=Grade.PROVED,
         evidence=[asked.evidence.format(blocks=plural(case.run.apart, "block"))],
-        events=[
-            Event(one.id, one.first_step, f"{plural(found[one.row], 'token')} {asked.event}")
-            for one in who[:MAX_EVENTS]
-        ],
-        headline=f"{plural(tokens, 'token')} loaded that {asked.whose}",
+        headline=f"{tokens} loaded that {asked.whose}",
         remedy=[asked.remedy],
     )
 
 
-def _perhaps_late(case: Case, seen: Sequence[str], wrong: Sequence[LoadOf]) -> dict[str, str]:
-    """Where other prompts' KV came back, and may have been saved so: what was seen -> what to do."""
-    if not any(ANOTHER_PROMPT in line or ELSEWHERE in line for line in seen):
-        return {}
-    run, found = case.run, {}
-    if run.perhaps_late:
-        found[_BY_A_THREAD.format(plural(len(run.perhaps_late), "request"))] = kv_misplaced.KEPT
-    begin = {digest for row in wrong for digest, _ in run.in_common.get(row.request, ())}
-    over = [
-        row for row in run.read_when_over if any(digest in begin for digest, _ in run.in_common.get(row, ()))
-    ]
-    if over:
-        found[_WHEN_OVER.format(plural(len(over), "request"))] = _NOT_OVER
-    return found
-
-
-_BY_A_THREAD = (
-    "a thread read blocks that {} had had, and others had by then: what was saved under their names may be "
-    "these others' KV"
-)
-_WHEN_OVER = (
-    "blocks of {} with the same beginning were read after the last step of their own, and nothing held them: "
-    "what was saved then may be the KV of others that had got these blocks"
-)
-_NOT_OVER = (
-    "read no blocks of a request that is over: metadata of an earlier step names blocks that others have by "
-    "now; where the copy comes later, keep them until then (request_finished returns True; report the save)"
-)
-
-
-def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int, behind: bool) -> list[str]:
-    """``lost``: tokens that the loads brought wrong; ``behind``: these alone began behind a hit."""
+def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int) -> list[str]:
+    """``lost``: tokens that the loads brought wrong."""
     first = stored_so(case, lost)
-    where = [_BEHIND] if behind else []
-    where += [_NULL_BLOCKS] if loads.of_windows_alone(case, wrong, CAUSE) else []
+    where = [_BEHIND] if (unlike.BEHIND_HIT, True) in loads.what_fails(case, [*wrong]) else []
     common = case.run.in_common
     preempted = {at for one in case.requests if one.preemptions for at in common.get(one.row, ())}
     own = SAME_PROMPT in said or TWICE in said

@@ -59,11 +59,11 @@ def rule(case: Case) -> Results:
     preempted = all(request.preemptions for request in hit)
     if late := SaveEnd.MISPLACED not in case.ends:
         title = f"The blocks of {who} were read once other requests had them."
-        seen, event = _SEEN_LATE, "its blocks were read once another request had them"
+        seen = _SEEN_LATE
         headline = "blocks were read to be saved once other requests had them"
     else:
         title = f"The save hooks read other slots than those of {who}."
-        seen, event = _SEEN_OTHERS, "other slots were read in their place"
+        seen = _SEEN_OTHERS
         headline = "the save hooks read other slots than those of their tokens"
     yield case.finding(
         CAUSE,
@@ -79,6 +79,5 @@ def rule(case: Case) -> Results:
             *([_NOT_BEFORE] if early else []),
             KEPT if late else CAUSE.remedy,
         ],
-        events=case.events(CAUSE, event),
         headline=headline,
     )

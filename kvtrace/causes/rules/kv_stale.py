@@ -56,6 +56,5 @@ def rule(case: Case) -> Results:
                 *([f"each was preempted ({plural(len(hit), 'request')})"] if preempted else []),
             ],
             remedy=[_NOT_IN_VAIN] if in_vain else [*([_RESUMED] if preempted else []), CAUSE.remedy],
-            events=case.events(CAUSE, "its slots were read before they were computed, and not again"),
             headline="KV was read before it was computed",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
@@ -53,12 +53,6 @@ def rule(case: Case) -> Results:
             evidence=[
                 f"the first parts have {count(sum(r.arrived for r in rows))} tokens, later ones and the "
                 f"answers between them {added}; no store in the metadata reaches past a first part"
-            ],
-            events=[
-                Event(
-                    r.id, r.grown_step, f"{count(r.arrived)} of {count(r.prompt)} prompt tokens came at first"
-                )
-                for r in rows[:3]
             ],
             headline=f"later parts of {plural(len(rows), 'streaming session')} are never offered",
         )

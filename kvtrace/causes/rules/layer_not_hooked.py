@@ -52,7 +52,6 @@ def rule(case: Case) -> Results:
             evidence=[
                 f"save_kv_layer fired on {count(owning - len(silent))} of {count(owning)} layers and ranks"
             ],
-            events=case.events(CAUSE, "a store entry, and no hook in this layer"),
             headline="some layers pass no connector hook",
         )
         return

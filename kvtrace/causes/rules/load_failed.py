@@ -61,11 +61,6 @@ def rule(case: Case) -> Results:
     failing: list[HookException | Swallowed] = [*raised, *handled]
     mend = [f"mend what raised at {one.where}: {error(one)}" for one in failing[:1]]
     evidence += loads.reasons_and_places(case, failed, CAUSE)
-    after: dict[str, int] = {}
-    for row in failed:
-        status = case.requests[row.request].status or "no end in the trace"
-        after[status] = after.get(status, 0) + 1
-    evidence.append("how these requests ended: " + ", ".join(f"{status} {n}" for status, n in after.items()))
     yield loads.finding(
         case,
         CAUSE,

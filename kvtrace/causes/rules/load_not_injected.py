@@ -9,7 +9,7 @@ from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import LoadOf, LostResumed
 from kvtrace.terms import Grade
-from kvtrace.words import count, of_all, plural, sentence
+from kvtrace.words import capital, count, of_all, plural, sentence
 
 _PASSED_OVER = (
     "look at start_load_kv for what it passes over: a key that is not in the store, though the lookup "
@@ -76,16 +76,14 @@ def rule(case: Case) -> Results:
         return
     if resumed := case.run.lost_resumed:
         rows = {one.request for one in resumed}
-        who = plural(len(rows), "preempted request")
         tokens = plural(sum(one.tokens for one in resumed), "token")
-        due = sum(one.tokens * case.engines[one.engine].pairs for one in resumed)
-        whole = sum(sum(one.ends.values()) for one in resumed) == due
-        what = f"{tokens}, or a part," if not whole else tokens
+        what = f"not all of {tokens} that {plural(len(rows), 'preempted request')} had to load anew"
         yield case.finding(
             CAUSE,
-            f"{what} that {who} had to load anew never reached the layers: attention ran over "
-            "what was there.",
-            tokens=0, requests=len(rows), grade=Grade.READ,
+            f"{capital(what)} reached the layers: attention ran over what was there.",
+            tokens=0,
+            requests=len(rows),
+            grade=Grade.READ,
             evidence=_resumed(case),
             events=[
                 Event(
@@ -96,8 +94,8 @@ def rule(case: Case) -> Results:
                 for one in resumed[:MAX_EVENTS]
             ],
             remedy=[*loads.told_itself(case, _reasons(resumed)), _RESUMED, CAUSE.remedy],
-            headline=f"{what} that {who} had to load anew never reached the layers",
-        )  # fmt: skip
+            headline=f"{what} reached the layers",
+        )
         return
     measured = [row for row in accepted if row.measured]
     if measured and all(row.measured and loads.came(case, row) for row in accepted):

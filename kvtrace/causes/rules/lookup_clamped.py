@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvtrace.causes.diagnosis import Finding
-from kvtrace.causes.evidence import loads, offers
-from kvtrace.causes.rule import FAULT, LIMIT, LOADS, NOTE, Case, Cause, Event, LoadEnd, Results
+from kvtrace.causes.evidence import loads
+from kvtrace.causes.rule import FAULT, LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.outcome import (
     FROM_ANOTHER,
     FULL_HIT,
@@ -16,6 +16,7 @@ from kvtrace.ledger.loads.outcome import (
     ROUNDED,
     SKIPS_CACHE,
     SUB_BLOCK,
+    UNEXPLAINED,
     LoadOf,
 )
 from kvtrace.terms import Grade
@@ -37,31 +38,41 @@ CAUSE = Cause(
     load_ends=(LoadEnd.CLAMPED,),
 )
 
-_WHY = {
-    SKIPS_CACHE: "took none of an offer, as vLLM does for requests that must not read cached prefixes "
-    "(prompt_logprobs, skip_reading_prefix_cache)",
-    FULL_HIT: "kept back the last token of a whole prompt: it is computed again for its logits",
-    ROUNDED: "rounded down to a whole block",
-    SUB_BLOCK: "took nothing: the offer ends inside a block, and the GPU's own prefix cache reaches further",
-    FROM_ANOTHER: "took none of an offer: another connector inside the same one loaded these tokens",
-    NO_BLOCKS: "found no free KV blocks for the request until it left",
+_REASONS = {
+    SKIPS_CACHE: (
+        "took none of an offer, as vLLM does for requests that must not read cached prefixes "
+        "(prompt_logprobs, skip_reading_prefix_cache)",
+        "Do not set prompt_logprobs where the store should be used: these requests need the logits of every "
+        "prompt token, so all of them are computed.",
+    ),
+    FULL_HIT: (
+        "kept back the last token of a whole prompt: it is computed again for its logits",
+        "Nothing to do: one token of a prompt is always computed.",
+    ),
+    ROUNDED: ("rounded down to a whole block", "Offer whole blocks."),
+    SUB_BLOCK: (
+        "took nothing: the offer ends inside a block, and the GPU's own prefix cache reaches further",
+        "Nothing to do: the GPU's own prefix cache reaches further.",
+    ),
+    FROM_ANOTHER: (
+        "took none of an offer: another connector inside the same one loaded these tokens",
+        "Nothing to do: of several connectors that have the tokens one loads them.",
+    ),
+    NO_BLOCKS: (
+        "found no free KV blocks for the request until it left",
+        "Give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or run fewer "
+        "sequences at once (--max-num-seqs), which lowers throughput.",
+    ),
+    UNEXPLAINED: (
+        "took fewer than offered; the trace does not say why",
+        "Compare the lookup and update_state_after_alloc of these requests (kvtrace why).",
+    ),
 }
-_REMEDY = {
-    SKIPS_CACHE: "Do not set prompt_logprobs where the store should be used: these requests need the logits "
-    "of every prompt token, so all of them are computed.",
-    FULL_HIT: "Nothing to do: one token of a prompt is always computed.",
-    ROUNDED: "Offer whole blocks.",
-    SUB_BLOCK: "Nothing to do: the GPU's own prefix cache reaches further.",
-    FROM_ANOTHER: "Nothing to do: of several connectors that have the tokens one loads them.",
-    NO_BLOCKS: "Give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or run "
-    "fewer sequences at once (--max-num-seqs), which lowers throughput.",
-}
-
-_NO_MORE = "answer no more tokens than the prompt has"
+"""Why the scheduler took fewer, and what to do."""
 
 
 def rule(case: Case) -> Results:
-    if beyond := offers.beyond(case):
+    if beyond := [row for row in case.run.load_rows if row.local + (row.answer or 0) > row.prompt]:
         yield _beyond(case, beyond)
         return
     yield from _behind_others(case)
@@ -76,14 +87,13 @@ def rule(case: Case) -> Results:
         return
     by_reason: dict[str, list[LoadOf]] = defaultdict(list)
     for row in clamped:
-        by_reason[row.clamp].append(row)
+        by_reason[row.clamp or UNEXPLAINED].append(row)
     offered_tokens = sum(row.offered for row in clamped)
     tokens = loads.tokens(case, clamped, CAUSE)
     evidence = []
     for reason, rows in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         lost = loads.tokens(case, rows, CAUSE)
-        why = _WHY.get(reason, "took fewer than offered; the trace does not say why")
-        evidence.append(f"{plural(len(rows), 'request')}, {plural(lost, 'token')}: {why}")
+        evidence.append(f"{plural(len(rows), 'request')}, {plural(lost, 'token')}: {_REASONS[reason][0]}")
     first = max(clamped, key=lambda row: loads.lost_by(row, CAUSE))
     evidence.append(
         f"{first.id}: offered {count(first.offered)}, accepted {count(first.accepted)} of "
@@ -99,8 +109,7 @@ def rule(case: Case) -> Results:
         CAUSE,
         said,
         evidence=evidence,
-        remedy=[_REMEDY[reason] for reason in by_reason if reason in _REMEDY]
-        or ["Compare the lookup and update_state_after_alloc of these requests (kvtrace why)."],
+        remedy=[_REASONS[reason][1] for reason in by_reason],
         headline=f"{plural(tokens, 'offered token')} not taken by the scheduler",
         severity=NOTE if harmless else CAUSE.severity,
     )
@@ -124,13 +133,12 @@ def _behind_others(case: Case) -> Iterator[Finding]:
             CAUSE,
             f"{plural(sum(more.values()), 'token')} that it offered were computed again, as another "
             f"connector was asked first and has fewer ({plural(len(rows), 'request')}). Is that meant?",
+            rows,
             tokens=float(sum(more.values())),
-            requests=len(rows),
             evidence=[
                 f"{first.id}: {count(first.offered)} tokens offered, {count(taken[first.request])} taken, of "
                 "the other one"
             ],
-            events=loads.events(case, rows, CAUSE),
             remedy=[_FIRST_OF_ALL],
             headline="tokens that it offered were computed again, as another one has fewer",
         )
@@ -150,18 +158,14 @@ def _beyond(case: Case, rows: list[LoadOf]) -> Finding:
         case,
         CAUSE,
         f"{of_all(len(rows), len(case.run.load_rows), 'lookup')} answered more tokens than the prompt has.",
+        rows,
         severity=FAULT,
-        requests=len(rows),
         grade=Grade.READ,
         evidence=[
             f"{first.id}: {count(first.answer or 0)} tokens offered behind {count(first.local)} that the GPU "
-            f"has, of a prompt of {count(first.prompt)}",
-            "vLLM's scheduler asserts that this is never so: the engine ends there",
+            f"has, of a prompt of {count(first.prompt)}; vLLM's scheduler asserts that this is never so: the "
+            "engine ends there"
         ],
-        events=[
-            Event(row.id, row.step, f"{count(row.answer or 0)} offered, {count(row.local)} local")
-            for row in rows[:3]
-        ],
-        remedy=[offers.FROM_ZERO if first.local else _NO_MORE],
+        remedy=[loads.FROM_ZERO if first.local else "answer no more tokens than the prompt has"],
         headline="a lookup answers more tokens than the prompt has",
     )

@@ -41,6 +41,5 @@ def rule(case: Case) -> Results:
                 "no metadata; it had been bound in these steps and other layers were saved, but it was "
                 "cleared before these layers ran"
             ],
-            events=case.events(CAUSE, "a store entry, and the layer ran after the metadata was cleared"),
             headline="the metadata was cleared before the last layers ran",
         )

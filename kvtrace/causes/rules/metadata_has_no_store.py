@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
-from kvtrace.causes.case import CaseRequest, kept_end, stored_before
+from kvtrace.causes.case import CaseRequest, kept_end
 from kvtrace.causes.evidence import transfers, unlike
 from kvtrace.causes.evidence.numbers import between
-from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.causes.evidence.unstored import metadata_unread, part_of_prompts, said_of_unread
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LoadEnd, LostSpan, Results, Stage, Turn
 from kvtrace.causes.rules import config_key_unused
@@ -50,7 +49,6 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{left_out.title()} Is that meant?",
             evidence=left_out.evidence(),
-            events=case.events(CAUSE),
             remedy=left_out.remedies(),
             headline=left_out.headline(),
         )
@@ -78,7 +76,6 @@ class _LeftOut:
         self._loads = (unlike.LOADS, True) in self._told
         self._first = _first_alone(rows)
         self._limit = between(self._engine, self._first, self._first) if self._first else ""
-        self._one_less = _all_but_a_block(rows)
         self._across, self._ends = _across_chunks(case, rows), _ends_alone(case, rows)
         every = len(rows)
         self._alone = _TOGETHER if self._across == every else _NOT_FULL if self._ends == every else ""
@@ -86,74 +83,61 @@ class _LeftOut:
         self._unasked = transfers.not_asked(case, self._engine, *asked)
 
     def _what(self) -> str:
+        if self._alone:
+            return f"{self._did} no {self._alone}, of {self._affected}"
         part = len(self._without) < len(self._rows)
         nothing = "nothing, or a part alone," if part else "nothing"
         return f"{self._did} {nothing if self._without else 'a part alone'} of {self._affected} for storing"
 
     def headline(self) -> str:
-        return f"the connector {f'{self._did} no {self._alone}' if self._alone else self._what()}"
+        return f"the connector {self._what()}"
 
     def title(self) -> str:
-        name = self._engine.connector_name
-        if self._alone:
-            return f"{name} {self._did} no {self._alone}, of {self._affected}."
         reasons = (
-            ("as they ask for no transfer", self._unasked),
-            ("those that it loads for", self._loads),
-            ("by a rule that is not known, or as other slots were read in the place of theirs", self._odd),
-            ("by a rule that is not known", True),
+            ("", self._alone),
+            (", as they ask for no transfer", self._unasked),
+            (", those that it loads for", self._loads),
+            (", by a rule that is not known, or as other slots were read in the place of theirs", self._odd),
+            (", by a rule that is not known", True),
         )
-        return f"{name} {self._what()}, {next(why for why, holds in reasons if holds)}."
+        return f"{self._engine.connector_name} {self._what()}{next(why for why, holds in reasons if holds)}."
 
     def evidence(self) -> list[str]:
         rows, lengths = self._rows, [r.prompt for r in self._rows]
         spread = " to ".join(count(n) for n in sorted({min(lengths), max(lengths)}))
         limit = f"; the connector holds {self._limit}" if self._limit else ""
         first = f"no more than the first {count(self._first)} tokens of any of these was {self._done}{limit}"
-        part = len(rows) - len(self._without)
-        unit = (
-            "which the unit allows"
-            if self._unit_known
-            else "no unit with a name (block, "
-            "max_num_batched_tokens, a number of the connector) gives these stores"
-        )
+        unit = "which the unit allows" if self._unit_known else "and no unit with a name gives these stores"
+        whose = len(rows), "prompt"
         return [
             *([self._unasked] if self._unasked else []),
             *self._told.values(),
             *part_of_prompts(self._case, CAUSE),
             *([first] if self._first else []),
-            *([_LAST_BLOCK] if self._one_less else []),
-            *([f"of {of_all(self._ends, len(rows), 'prompt')} {_ENDS}"] if self._ends else []),
-            _how_much(len(self._without), part, len(self._others), self._done)
-            + "".join(_disturbed(rows, self._others)),
+            *([f"of {of_all(self._ends, *whose)} {_ENDS}"] if self._ends else []),
+            f"{self._done}: nothing of {count(len(self._without))} of these, a part of "
+            f"{count(len(rows) - len(self._without))}; some of {plural(len(self._others), 'other prompt')}",
             *said_of_unread(self._unread, rows),
-            f"their prompts have {spread} tokens{',' if self._unit_known else ';'} {unit}",
-            *_not_explained(self._case, rows),
-            *([f"of {of_all(self._across, len(rows), 'prompt')} {_ACROSS}"] if self._across else []),
+            f"their prompts have {spread} tokens, {unit}",
+            *([f"of {of_all(self._across, *whose)} {_ACROSS}"] if self._across else []),
             *([] if self._stored else _switched_off(self._engine)),
         ]
 
     def remedies(self) -> list[str]:
         """What the evidence points at, and then the cause's."""
         apart, part = unlike.numbers_between(self._told), len(self._without) < len(self._rows)
-        since = unlike.caught_before(self._told)
         keys = config_key_unused.unused(self._case)
-        nothing = not self._silent and not self._stored and len(self._rows) >= _SEVERAL
         return [text for text, holds in (
             (transfers.REMEDY, self._unasked),
             *((_MEANT.format(one, "mean that"), True) for one in unlike.flags_of(self._told, True)),
             *((_MEANT.format(one, "ask for it"), True) for one in unlike.flags_of(self._told, False)),
             (_FIRST_REMEDY.format(self._limit or "what ends a store", count(self._first)), self._first),
-            (_LAST_REMEDY, self._one_less),
             (f"see {apart}: it lies between the prompts that are stored and those that are not", apart),
             (_ACROSS_REMEDY, self._alone == _TOGETHER),
             (_ENDS_REMEDY, self._alone == _NOT_FULL),
-            *((f"{one}: see what it left behind; {_SINCE}", True) for one in since),
             (_LOADS_REMEDY, self._loads),
             *((text, not self._told and keys.keys) for text in config_key_unused.to_set(keys)),
-            (_ABORTED_REMEDY, all(r.status == ABORTED for r in self._rows)),
-            (_CHUNKED, nothing and all(r.chunks > 1 for r in self._rows)),
-            (_SWITCH, nothing),
+            (_SWITCH, not self._silent and not self._stored and len(self._rows) >= _SEVERAL),
             (_ODD_REMEDY, self._odd),
             (_ON_THE_WORKER, self._silent),
             (CAUSE.remedy, not self._silent),
@@ -171,48 +155,13 @@ def _first_alone(rows: Sequence[CaseRequest]) -> int:
     return next(iter(some.values())) if len(some) >= _SEVERAL and len({*some.values()}) == 1 else 0
 
 
-def _all_but_a_block(rows: Sequence[CaseRequest]) -> bool:
-    """Whether of each of these prompts of which any was kept, that is all whole blocks but the last one."""
-    some = {r.prompt: end for r in rows if (end := kept_end(r))}
-    size = max((r.block for r in rows), default=0)
-    return len(some) >= _SEVERAL and all(end + size == prompt // size * size for prompt, end in some.items())
-
-
-def _how_much(nothing: int, part: int, others: int, done: str) -> str:
-    """Of how many of these prompts nothing was ``done``, of how many a part; and of how many others some."""
-    of = {"nothing of": nothing, "a part of": part}
-    said = " and ".join(f"{words} {count(number)}" for words, number in of.items() if number)
-    return f"{said} of these was {done}" + (
-        f"; some of {plural(others, 'other prompt')} was" if others else ""
-    )
-
-
-def _disturbed(rows: Sequence[CaseRequest], others: Sequence[CaseRequest]) -> Iterator[str]:
-    """How many of these requests were aborted or preempted, beside those of which something was offered."""
-    for word, of in _DISTURBED.items():
-        if number := sum(map(of, rows)):
-            yield f"; {count(number)} of these were {word}, of the others {count(sum(map(of, others)))}"
-
-
-_DISTURBED: dict[str, Callable[[CaseRequest], bool]] = {
-    "aborted": lambda request: request.status == ABORTED,
-    "preempted": lambda request: request.preemptions > 0,
-}
 _ON_THE_WORKER = (
     "Look at build_connector_meta for what must be true of a request before it is offered for storing, and "
     "at the save hooks for what they pass over (a store that is full, a limit)."
 )
 _SLOTS_REMEDY = "compare the slots that the save hook indexes with those that the metadata names"
 _MEANT = "nothing to mend where {} in kv_transfer_params is to {}"
-_SINCE = "from then on nothing of these is offered"
 _FIRST_REMEDY = "see {}: of a prompt no more than the first {} tokens are stored"
-_LAST_BLOCK = "of each of these prompts of which any was stored, the last whole block is left out"
-_LAST_REMEDY = "see where what stores goes through the blocks of a prompt: it ends before the last whole one"
-_ABORTED_REMEDY = "offer each chunk as it is computed, not at a request's end: all of these were aborted"
-_CHUNKED = (
-    "each of these prompts was computed in several prefill chunks: see whether build_connector_meta goes on "
-    "with requests once they stand in scheduled_cached_reqs"
-)
 _SWITCH = (
     "nothing of any prompt is offered: see what switches saving on (a role, a setting, an environment "
     "variable), before what must be true of a request"
@@ -224,22 +173,18 @@ _ACROSS_REMEDY = (
     "store such a block in the step that fills it: the first block of a chunk is the one in which it begins"
 )
 _ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
-
-
 _ODD_REMEDY = (
     "first see which slots the save hooks read: where others are read in the place of a block, it is left out"
 )
+_TOGETHER, _NOT_FULL = "block that two prefill chunks fill together", "last block that is not full"
+"""Which blocks alone are left out, where it is such a kind alone."""
+_ENDS = "no more is left out than the last block, which is not full"
+_ENDS_REMEDY = "nothing to change where whole blocks alone are to be stored"
 
 
 def _other_slots(case: Case) -> bool:
     """Whether slots are read in the place of others, or other KV comes back, so that they may be."""
     return "kv-misplaced" in case.assigned or any(LoadEnd.WRONG in row.ends for row in case.run.load_rows)
-
-
-_TOGETHER, _NOT_FULL = "block that two prefill chunks fill together", "last block that is not full"
-"""Which blocks alone are left out, where it is such a kind alone."""
-_ENDS = "no more is left out than the last block, which is not full"
-_ENDS_REMEDY = "nothing to change where whole blocks alone are to be stored"
 
 
 def _ends_alone(case: Case, rows: Sequence[CaseRequest]) -> int:
@@ -258,24 +203,6 @@ def _across_chunks(case: Case, rows: Sequence[CaseRequest]) -> int:
         r.chunks > 1 and any(start < r.first_end < end and end - start <= r.block for start, end in at[r.row])
         for r in rows
     )
-
-
-def _not_explained(case: Case, rows: Sequence[CaseRequest]) -> list[str]:
-    """What of these requests could have explained it, and does not."""
-    hits = [r for r in rows if r.offered > 0]
-    asked = [r for r in rows if r.offered >= 0]
-    before = [r for r in rows if stored_before(case, r)]
-    found = []
-    if hits:
-        found.append(f"{of_all(len(hits), len(rows), 'lookup')} found some: these tokens lie beyond it")
-    elif asked:
-        found.append(f"no lookup of these found anything ({of_all(len(asked), len(rows), 'request')} asked)")
-    if before:
-        part = of_all(len(before), len(rows), "prompt")
-        found.append(f"an earlier store holds the beginning of {part}: these tokens lie beyond it")
-    else:
-        found.append("no store of the same tokens is earlier in this run")
-    return ["; ".join(found)]
 
 
 def _switched_off(engine: Engine) -> list[str]:

@@ -73,7 +73,6 @@ def rule(case: Case) -> Results:
             "The forward ran without the connector's metadata, so vLLM skipped its layer hooks silently"
             + (f": {plural(lost, 'request')} with KV to store lost it." if lost else "."),
             evidence=evidence,
-            events=case.events(CAUSE, "a store entry in the metadata, and none bound on the worker"),
             headline="the connector's metadata was not bound when the forward ran",
         )
     elif hooked and not unbound:

@@ -43,7 +43,6 @@ def rule(case: Case) -> Results:
                 f"kv_transfer_config is None in the {listed(e.process for e in without)}, seen when its "
                 f"scheduler was created; {plural(sum(e.requests for e in without), 'request')}, no lookup"
             ],
-            events=case.events(CAUSE),
             headline="this engine has no KV connector",
         )
     elif configured:

@@ -26,6 +26,5 @@ def rule(case: Case) -> Results:
             CAUSE,
             "Store entries were in steps with nothing to compute, where no layer hook runs.",
             evidence=[f"{count(idle)} worker-steps had nothing to compute"],
-            events=case.events(CAUSE, "a store entry in a step without forward"),
             headline="what was to be stored came in steps without a forward",
         )

@@ -79,21 +79,14 @@ def rule(case: Case) -> Results:
         entries = sum(engine.store_entries for engine in reading)
         asked = plural(sum(engine.requests for engine in reading), "request")
         which = "this engine" if len(reading) == len(case.run.engines) else "one of the engines"
-        names = f"{plural(entries, 'store')}, of which nothing was read" if entries else "no store"
         yield case.finding(
             CAUSE,
-            "kv_role is kv_consumer, and "
-            + (
-                "no hook read what its metadata names."
-                if entries
-                else "no metadata of this run names a store."
-            ),
+            "kv_role is kv_consumer, and no save was seen.",
             evidence=[
-                f"kv_role is kv_consumer; the metadata of {count(steps)} steps names {names}, for {asked}"
+                f"kv_role is kv_consumer; the metadata of {count(steps)} steps names "
+                f"{plural(entries, 'store')}, for {asked}"
             ],
-            events=case.events(CAUSE),
-            headline=f"{which} runs as kv_consumer, and its connector "
-            f"{'saved nothing' if entries else 'offered no store'}",
+            headline=f"{which} runs as kv_consumer, and no save of its connector was seen",
         )
         return
     configured = [engine for engine in case.run.engines if engine.configured]
@@ -117,7 +110,6 @@ def _made_to_load(case: Case, reading: list[Engine], steps: int) -> Finding:
             else "its save_kv_layer and wait_for_save are empty, and it has no get_finished",
             f"the metadata of {count(steps)} steps names no store",
         ],
-        events=case.events(CAUSE),
         headline=f"{names} {what}" if never else f"{names} is made to load alone",
         remedy=["If this engine should save, give it a connector that does (MultiConnector holds both)."],
     )

@@ -42,7 +42,6 @@ def rule(case: Case) -> Results:
                 "prompts that do not even share their first block, while older KV stays",
                 "a later load of the first prompt's key gives the KV of the other",
             ],
-            events=case.events(CAUSE, "its files were written again for other tokens"),
             headline=f"{plural(len(hit), 'request')} lost their KV to another prompt with the same key",
         )
     elif hit:
@@ -51,7 +50,6 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{plural(len(lost), 'asynchronous save')} failed after the hooks had handed them over.",
             evidence=[f"{count(len(lost))} of {plural(len(saves), 'save')} were reported as failed"],
-            events=case.events(CAUSE, "handed over to an asynchronous save that failed"),
             headline="saves failed after they had been handed over",
         )
     elif case.requests and all(r.saved for r in case.requests) and all_written(case):

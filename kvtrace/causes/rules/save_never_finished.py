@@ -8,7 +8,7 @@ from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
 from kvtrace.ledger.loads.asynchronous import NO_END_TOLD
 from kvtrace.ledger.run import AsyncSave
-from kvtrace.words import count, listed, of_all, plural
+from kvtrace.words import capital, count, listed, of_all, plural
 
 CAUSE = Cause(
     id="save-never-finished",
@@ -36,50 +36,7 @@ def rule(case: Case) -> Results:
     never = [save for save in saves if save.end == SaveEnd.NOT_FINISHED]
     pending = [save for save in saves if save.end == SaveEnd.PENDING]
     if case.affected(CAUSE) or never:
-        partly = [save for save in never if save.reported]
-        missing = sorted({rank for save in partly for rank in save.missing})
-        open_yet = f", and of {count(len(pending))} no end was seen when the run was over" if pending else ""
-        without = [s for s in (*never, *pending) if not case.requests[s.request].entries]
-        evidence = [
-            f"{count(len(never))} of {plural(len(saves), 'asynchronous save')} that request_finished "
-            "announced never came back, though the run went on; "
-            f"{count(sum(s.end == SaveEnd.SAVED for s in saves))} did{open_yet}"
-        ]
-        if partly:
-            evidence.append(
-                f"{count(len(partly))} of them finished on some ranks only: rank "
-                f"{listed(map(str, missing))} did not report"
-            )
-        if without:
-            such = of_all(len(without), len(never) + len(pending), "such request")
-            evidence.append(f"no metadata names a save of {such}")
-        if any(case.engines[case.requests[save.request].engine].mute for save in never):
-            evidence.append(NO_END_TOLD)
-        evidence.append("their blocks stay allocated: they are missing from the KV cache from then on")
-        where = f" (rank {listed(map(str, missing))})" if partly else ""
-        many = ("At least " if pending else "") + plural(len(never), "asynchronous save")
-        yield case.finding(
-            CAUSE,
-            f"{many} never finished{where}.",
-            evidence=evidence,
-            events=[
-                Event(
-                    case.requests[save.request].id,
-                    case.requests[save.request].last_step,
-                    "blocks kept for an asynchronous save, and no report of its end",
-                    rank=save.missing[0] if save.reported and save.missing else None,
-                )
-                for save in never[:3]
-            ],
-            headline=f"{many[:1].lower()}{many[1:]} never finished",
-            requests=len(never),
-            remedy=[
-                "get_finished must name each such request once, on "
-                + (f"rank {listed(map(str, missing))} too" if partly else "every rank")
-                + ", also when its transfer failed",
-                _NOTHING,
-            ],
-        )
+        yield _never(case, never, pending)
         return
     idle = [save for save in pending if save.idle and not case.requests[save.request].stored_end]
     if idle:
@@ -90,6 +47,47 @@ def rule(case: Case) -> Results:
         )
     elif saves:
         yield CAUSE.ruled_out(f"{plural(len(saves), 'asynchronous save')} began, and each came back")
+
+
+def _never(case: Case, never: Sequence[AsyncSave], pending: Sequence[AsyncSave]) -> Finding:
+    saves = case.run.async_saves
+    missing = listed(map(str, sorted({rank for save in never if save.reported for rank in save.missing})))
+    without = [s for s in (*never, *pending) if not case.requests[s.request].entries]
+    such = of_all(len(without), len(never) + len(pending), "such request")
+    many = ("at least " if pending else "") + plural(len(never), "asynchronous save")
+    return case.finding(
+        CAUSE,
+        f"{capital(many)} never finished{f' (rank {missing})' if missing else ''}.",
+        evidence=[
+            f"of {plural(len(saves), 'asynchronous save')} that request_finished announced "
+            f"{count(len(never))} never came back, though the run went on; "
+            f"{count(sum(s.end == SaveEnd.SAVED for s in saves))} did, and of {count(len(pending))} no end "
+            "was seen when the run was over; the blocks of those that do not come back stay allocated",
+            *([f"rank {missing} did not report all that others did"] if missing else []),
+            *([f"no metadata names a save of {such}"] if without else []),
+            *([NO_END_TOLD] if any(_mute(case, save) for save in never) else []),
+        ],
+        events=[
+            Event(
+                case.requests[save.request].id,
+                case.requests[save.request].last_step,
+                "blocks kept for an asynchronous save, and no report of its end",
+                rank=save.missing[0] if save.reported and save.missing else None,
+            )
+            for save in never[:3]
+        ],
+        headline=f"{many} never finished",
+        requests=len(never),
+        remedy=[
+            "get_finished must name each such request once, on "
+            f"{f'rank {missing} too' if missing else 'every rank'}, also when its transfer failed",
+            _NOTHING,
+        ],
+    )
+
+
+def _mute(case: Case, save: AsyncSave) -> bool:
+    return case.engines[case.requests[save.request].engine].mute
 
 
 def _idle(case: Case, saves: Sequence[AsyncSave]) -> Finding:

@@ -32,7 +32,6 @@ def rule(case: Case) -> Results:
         share = percent(trust.short_read, trust.short_declared)
         what = f"{share} of the slots" if trust.parts < trust.short else "a part of each of the slots"
         parts = f"; {count(trust.parts)} read a part of each slot: some heads, or K or V alone"
-        blocks = sorted({e.block_size for e in case.run.engines if e.block_size})
         found = case.finding(
             CAUSE,
             f"The save hook read {what} that the metadata names in {plural(trust.short, 'call')}.",
@@ -40,11 +39,8 @@ def rule(case: Case) -> Results:
                 f"{count(trust.short_read)} of {count(trust.short_declared)} slots were read from the KV "
                 f"tensors in {count(trust.short)} of {plural(trust.measured, 'measured store call')}; "
                 f"{count(trust.agreed)} read all of theirs" + (parts if trust.parts else ""),
-                f"less than a block ({blocks[0] if blocks else 1} slots) per entry counts as rounding, not "
-                "as a loss; where a step stores for several requests, the loss is divided among them",
                 *logs_in(case, SAVE_HOOKS),
             ],
-            events=case.events(CAUSE),
             headline=f"the save hook read {what} that its metadata names",
             remedy=[
                 *see_why_logged(case, SAVE_HOOKS),

@@ -36,6 +36,5 @@ def rule(case: Case) -> Results:
             evidence=unstored.caught_there(case, CAUSE)
             + unstored.where(case, CAUSE)
             + logs_in(case, (*SAVE_HOOKS, *BACKGROUND)),
-            events=case.events(CAUSE, "read from the KV cache, and the put failed"),
             headline="the store did not take the KV",
         )

@@ -35,7 +35,6 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"Nothing of {plural(len(hit), 'request')} came to rest: the files that were opened are empty.",
             evidence=unstored.where(case, CAUSE) + unstored.caught_there(case, CAUSE),
-            events=case.events(CAUSE, "read from the KV cache, and nothing in the files that were opened"),
             headline="what came to rest is empty",
         )
         return

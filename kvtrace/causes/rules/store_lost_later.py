@@ -34,7 +34,6 @@ def rule(case: Case) -> Results:
             f"The connector removed, or wrote over, what it had stored of {plural(len(hit), 'request')} "
             "before the run ended. Is that meant?",
             evidence=unstored.where(case, CAUSE),
-            events=case.events(CAUSE, "it was at rest, and is not any more"),
             headline="KV that was stored is gone by the end of the run",
         )
         return

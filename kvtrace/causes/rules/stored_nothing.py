@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unstored
-from kvtrace.causes.evidence.loads import OF_ITS_GROUP
-from kvtrace.causes.evidence.logs import exception_line, logs_in, see_why_logged
+from kvtrace.causes.evidence.loads import OF_ITS_GROUP, of_several_groups
+from kvtrace.causes.evidence.logs import logs_in, see_why_logged
 from kvtrace.causes.rule import (
     FAULT,
     SAVES,
@@ -19,9 +19,8 @@ from kvtrace.causes.rule import (
     Stage,
     Turn,
 )
-from kvtrace.ledger.reported import SAVE_HOOKS, START_HOOKS
-from kvtrace.ledger.run import Swallowed
-from kvtrace.words import count, plural
+from kvtrace.ledger.reported import SAVE_HOOKS
+from kvtrace.words import count, plural, sentence
 
 CAUSE = Cause(
     id="stored-nothing",
@@ -63,14 +62,6 @@ def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interva
 CLAIMS = {Turn.WORKER: claim}
 
 
-def at_start(case: Case) -> list[Swallowed]:
-    """Exceptions that the connector caught as it was given the KV caches, where nothing was ever read since:
-    it may go without what it was to set up then."""
-    if case.seen_saves or not case.affected(CAUSE):
-        return []
-    return [one for one in case.run.swallowed if one.hook in START_HOOKS and not one.harmless]
-
-
 def rule(case: Case) -> Results:
     trust = case.run.trust
     if case.affected(CAUSE):
@@ -107,35 +98,18 @@ _WITH_KV = (LoadEnd.LOADED, LoadEnd.WRONG)
 
 
 def _finding(case: Case) -> Finding:
-    trust, caught, some = case.run.trust, at_start(case), _of_some_layers(case)
+    some = _of_some_layers(case)
     view = not some and _came_back(case)
-    of = " in some layers" if some else ""
-    if trust.nothing:
-        headline = f"the save hook had KV to store and read none of it{of}"
-        title = f"The save hook had KV to store and read none of it in {plural(trust.nothing, 'call')}{of}"
-    else:
-        headline = f"the save hooks ran and read none of these tokens' KV slots{of}"
-        title = f"The save hooks ran and read none of these tokens' KV slots{of}"
-    headline += f", after {caught[0].hook} had caught {caught[0].type}" if caught else ""
+    what = "the save hooks ran and read none of these tokens' KV slots" + (" in some layers" if some else "")
     found = case.finding(
         CAUSE,
-        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
-        evidence=[exception_line(one) for one in caught[:1]] + _evidence(case) + logs_in(case, SAVE_HOOKS),
-        events=case.events(
-            CAUSE,
-            "a store entry with slots, and none was read from the KV tensor"
-            if trust.nothing
-            else "none of their slots was read from the KV tensor",
-        ),
-        headline=headline,
+        f"{sentence(what)}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
+        evidence=_evidence(case) + logs_in(case, SAVE_HOOKS),
+        headline=what,
         remedy=[
-            *(
-                f"mend first what {one.hook} caught at {one.where}: the hooks may return early without it"
-                for one in caught[:1]
-            ),
             *see_why_logged(case, SAVE_HOOKS),
             *([_VIEW] if view else []),
-            *([OF_ITS_GROUP] if some and _in_groups(case) else []),
+            *([OF_ITS_GROUP] if some and of_several_groups(case, case.affected(CAUSE)) else []),
             "look at what save_kv_layer, or wait_for_save, does with the metadata: an early return (at a "
             "limit, too), an empty slot mapping, a filter by rank or layer; in a wrapper, whether these and "
             "bind_connector_metadata are passed on",
@@ -146,12 +120,6 @@ def _finding(case: Case) -> Finding:
         ],
     )
     return found if some else unstored.perhaps_taken_back(case, found)
-
-
-def _in_groups(case: Case) -> bool:
-    """Whether an engine that lost tokens so has several KV cache groups."""
-    engines = {request.engine for request in case.affected(CAUSE)}
-    return any(len(case.engines[tag].token_groups) > 1 for tag in engines)
 
 
 def _of_some_layers(case: Case) -> bool:
