@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,8 +67,6 @@ class CaseRequest:
     """Leading tokens that an earlier prompt of the run begins with, of which something was saved."""
     grade: Grade | None = None
     """How well it is seen that its saved tokens were: the least of them; None where none were."""
-    middle: Interval | None = None
-    """Only [start, end) of its prompt was kept, with others before that; None: otherwise."""
     entries: list[StoredUnits] = field(default_factory=list)
 
     @property
@@ -104,8 +102,6 @@ class Case:
     units: dict[int, Unit | None]
     empty_before: dict[int, tuple[int, int, int]]
     """Engine -> (step, digest, prompt) of the first request that was offered with 0 slots."""
-    earlier: dict[tuple[int, int], Earlier]
-    """By (engine, digest or prefix digest)."""
     assigned: dict[str, Assigned] = field(default_factory=lambda: defaultdict(Assigned))
     """Cause -> the lost tokens that it explains; only causes that have some."""
     found_again: frozenset[int] = frozenset()
@@ -280,7 +276,7 @@ def make_case(run: Run) -> Case:
     # where something was misplaced, something was read, too
     misplaced = {row.step for row in run.lost if row.ended in OTHERS_READ}
     read_steps = frozenset({entry.step for entry in stores if entry.slots > 0} | misplaced)
-    case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
+    case = Case(run, engines, requests, {}, {}, found_again=found_again, read_steps=read_steps)
     saved = [row for row in run.base if row.outcome == SAVED]
     seen = [row for row in saved if row.grade >= Grade.READ]
     case.seen_saves = frozenset(row.engine for row in seen)
@@ -290,19 +286,12 @@ def make_case(run: Run) -> Case:
     case.unfollowed = frozenset(
         worker.engine for worker in run.workers() if worker.pid in pids and worker.engine in silent
     )
-    stored: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
     for request in requests:
         if request.empty_entry:
             first = (request.entries[0].step, request.digest, request.prompt)
             known = case.empty_before.get(request.engine)
             if known is None or first[0] < known[0]:
                 case.empty_before[request.engine] = first
-        end = request.stored_end
-        if end > 0:
-            step = request.entries[0].step
-            for key in {request.digest, request.prefix} - {0}:
-                stored[(request.engine, key)].append((step, end, request.row))
-    case.earlier = {key: Earlier(sorted(known)) for key, known in stored.items()}
     for tag, engine in engines.items():
         samples = [sample for request in case.of_engine(tag) for sample in _samples(case, request)]
         case.units[tag] = infer_unit(engine, samples, run.run.command)
@@ -369,9 +358,9 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[CaseRequest]:
         request = requests[load.request]
         if saved.get(request.engine, request.chunk_step) < request.chunk_step:
             request.shared = load.alike
-    for row, one in kept(run, engines).items():
+    for row, end in kept(run, engines).items():
         if not requests[row].unseen and (requests[row].grade or Grade.PROVED) >= Grade.READ:
-            requests[row].taken, requests[row].middle = one.end, one.middle
+            requests[row].taken = end
     for e in run.entries:
         if e.slots >= 0:
             requests[e.request].entries.append(StoredUnits(e.step, e.slots, e.tokens, e.start, e.available))
@@ -391,13 +380,11 @@ def _samples(case: Case, request: CaseRequest) -> list[Sample]:
 def _sample(case: Case, request: CaseRequest) -> Sample:
     reused = request.local + request.external > 0 or request.offered > 0
     loaded = reused and not request.saved
-    before = stored_before(case, request)
+    before = kept_before(case, request)
     # What was read of less than earlier stores hold may be a later request's, which shares its blocks.
     if request.preemptions:  # what it lost by that is no rest of a unit
         return Sample(request.prompt, (), explained=True, after_empty=False, first_chunk=None, heard=False)
     another = 0 < (request.taken or 0) < before
-    if request.taken == 0:
-        before = max(before, kept_before(case, request))
     return Sample(
         prompt=request.prompt,
         stores=() if another else request.entries,
@@ -406,21 +393,13 @@ def _sample(case: Case, request: CaseRequest) -> Sample:
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
         heard=not another
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
-        taken=None if loaded else _own(request, _reach(case, request)),
+        taken=None if loaded else _own(request, request.taken),
     )
 
 
 def _own(request: CaseRequest, taken: int | None) -> int | None:
     """What of it its own entries hold: what was read beyond is another's store of a block that both share."""
     return min(taken, request.stored_end) if taken and request.entries else taken
-
-
-def _reach(case: Case, request: CaseRequest) -> int | None:
-    """How far its prompt was kept and no further; its beginning may be another request's."""
-    if request.middle is None:
-        return request.taken
-    start, end = request.middle
-    return end if start <= kept_before(case, request, Grade.DECLARED) else None
 
 
 def kept_end(request: CaseRequest) -> int:
@@ -478,46 +457,3 @@ def after_empty(case: Case, request: CaseRequest) -> bool:
         and request.chunk_step >= first[0]
         and (request.digest != first[1] or (not request.digest and request.prompt != first[2]))
     )
-
-
-def stored_before(case: Case, request: CaseRequest) -> int:
-    """Leading positions that an earlier request with the same tokens had offered for storing."""
-    best = 0
-    aligned = (request.arrived - 1) // request.block * request.block if request.block > 0 else 0
-    for key, limit in ((request.digest, request.arrived), (request.prefix, aligned)):
-        if not key:
-            continue
-        earlier = case.earlier.get((request.engine, key))
-        if earlier is not None:
-            best = max(best, min(earlier.furthest(request.chunk_step, request.row), limit))
-    return best
-
-
-class Earlier:
-    """How far stores of the same tokens reached by a step.
-
-    Args:
-        stores: (step, stored up to, request row), in order of the steps.
-    """
-
-    def __init__(self, stores: Iterable[tuple[int, int, int]]) -> None:
-        self._steps: list[int] = []
-        self._best: list[tuple[int, int, int]] = []  # the furthest end, its row, the furthest of other rows
-        best, of, second = 0, -1, 0
-        for step, end, row in stores:
-            if row == of:
-                best = max(best, end)
-            elif end > best:
-                best, of, second = end, row, best
-            else:
-                second = max(second, end)
-            self._steps.append(step)
-            self._best.append((best, of, second))
-
-    def furthest(self, step: int, row: int) -> int:
-        """Of the stores up to and in `step`, those of request `row` left out; 0 for none."""
-        at = bisect_right(self._steps, step) - 1
-        if at < 0:
-            return 0
-        best, of, second = self._best[at]
-        return second if of == row else best

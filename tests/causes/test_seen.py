@@ -14,7 +14,7 @@ from test_load_rules import again
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.case import kept_before, make_case
-from kvtrace.causes.evidence.taken import Kept, _kept
+from kvtrace.causes.evidence.taken import _kept
 from kvtrace.causes.evidence.unit import Sample, StoredUnits, infer_unit
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
@@ -147,14 +147,12 @@ def test_incomplete_stores_give_a_unit_only_by_different_tails(tmp_path: Path) -
 
 
 def test_what_was_kept_of_a_prompt() -> None:
-    assert _kept([], 128, 2, True) == Kept(128)
-    assert _kept([(96, 128, 2)], 128, 2, True) == Kept(96)
-    assert _kept([(0, 128, 2)], 128, 2, False) == Kept(0)
-    assert _kept([(96, 128, 1)], 128, 2, True) == Kept(None)  # in one pair of two
-    assert _kept([(32, 64, 2), (96, 128, 2)], 128, 2, True) == Kept(None)  # in pieces
-    assert _kept([(0, 32, 2), (96, 128, 2)], 128, 2, True) == Kept(None, middle=(32, 96))
-    assert _kept([(0, 32, 2)], 128, 2, True) == Kept(None, middle=(32, 128))
-    assert _kept([(0, 32, 1), (96, 128, 2)], 128, 2, True) == Kept(None)
+    assert _kept([], 128, 2) == 128
+    assert _kept([(96, 128, 2)], 128, 2) == 96
+    assert _kept([(0, 128, 2)], 128, 2) == 0
+    assert _kept([(96, 128, 1)], 128, 2) is None  # in one pair of two
+    assert _kept([(32, 64, 2), (96, 128, 2)], 128, 2) is None  # in pieces
+    assert _kept([(0, 32, 2)], 128, 2) is None
 
 
 def swallowed(**more: object) -> Swallowed:

@@ -88,11 +88,7 @@ def in_calls(trust: Trust) -> str:
 
 def unseen(trust: Trust) -> str:
     """Why nothing but the metadata tells of saves."""
-    if not trust.calls:
-        return "no save hook was called with slots to store"
-    if trust.blind:
-        return (
-            f"{plural(trust.blind, 'store call')} were watched and read nothing that could be seen, and no "
-            "other call of this connector did"
-        )
-    return "the slots really read were not seen"
+    return (
+        f"in none of {plural(trust.calls, 'store call')} it was seen which slots were read "
+        f"({count(trust.blind)} were watched)"
+    )

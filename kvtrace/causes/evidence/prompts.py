@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from kvtrace.causes.case import Case, CaseRequest, kept_before, stored_before
+from kvtrace.causes.case import Case, CaseRequest, kept_before
 from kvtrace.words import of_all
 
 ABORTED = "FINISHED_ABORTED"
@@ -13,10 +13,10 @@ _LEAST_OFFERED = 2
 
 
 def held(case: Case, request: CaseRequest) -> int:
-    """Leading positions that the connector holds: by an earlier store of the same tokens or of a prompt that
-    begins with them, or by its own answer at the lookup. That a store begins behind others says nothing of
-    these: it may leave them out."""
-    return max(stored_before(case, request), answered(request), kept_before(case, request))
+    """Leading positions that the connector holds: by an earlier store of a prompt that begins with them, or
+    by its own answer at the lookup. That a store begins behind others says nothing of these: it may leave
+    them out."""
+    return max(answered(request), kept_before(case, request))
 
 
 def answered(request: CaseRequest) -> int:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from kvtrace.causes.case import CaseRequest, kept_before, stored_before
+from kvtrace.causes.case import CaseRequest, kept_before
 from kvtrace.causes.evidence.loads import findable, missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered
@@ -193,13 +193,19 @@ def _reason(case: Case, rows: Sequence[CaseRequest], here: bool, failed: Set[int
 
 def _earlier(case: Case, request: CaseRequest) -> int:
     """Leading positions of a request that an earlier save is taken to hold, however well it was seen."""
-    return max(kept_before(case, request, Grade.DECLARED), stored_before(case, request))
+    return max(kept_before(case, request), _first_there(case, request))
+
+
+def _first_there(case: Case, request: CaseRequest) -> int:
+    """... as far as positions go that :func:`there_before` has."""
+    start, end = next(iter(there_before(case, request)), (0, 0))
+    return 0 if start else end
 
 
 def _seen(case: Case, request: CaseRequest) -> Grade:
     """How well the earlier save is seen of which that is not known."""
     read = kept_before(case, request, Grade.READ, together=True)
-    return Grade.READ if read >= stored_before(case, request) else Grade.DECLARED
+    return Grade.READ if read >= _first_there(case, request) else Grade.DECLARED
 
 
 def _could_be_found(case: Case, request: CaseRequest) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import CaseRequest, after_empty, stored_before
+from kvtrace.causes.case import CaseRequest, after_empty, kept_before
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence.accounted import all_written
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
@@ -40,9 +40,7 @@ def taken_for_stored(case: Case, request: CaseRequest) -> bool:
         return False
     size = unit.value if unit else case.engines[request.engine].block_size
     kept = max(1, unit.kept_back if unit else 1)
-    return (
-        after_empty(case, request) and 0 < request.prompt <= size + kept and not stored_before(case, request)
-    )
+    return after_empty(case, request) and 0 < request.prompt <= size + kept and not kept_before(case, request)
 
 
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
