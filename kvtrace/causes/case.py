@@ -43,10 +43,8 @@ class CaseRequest:
     chunks: int
     chunk_step: int
     first_end: int  # position where the first chunk ended
-    most: int  # tokens of its largest chunk
     first_step: int
     digest: int
-    prefix: int
     block: int
     status: str
     last_step: int = 0
@@ -63,8 +61,6 @@ class CaseRequest:
     """Positions [0, taken) of the prompt were kept and the others seen not to be; None: not known so."""
     lost: list[Interval] = field(default_factory=list)
     """Parts of its prompt that were offered and are known to be lost, in some pair."""
-    shared: int = 0
-    """Leading tokens that an earlier prompt of the run begins with, of which something was saved."""
     grade: Grade | None = None
     """How well it is seen that its saved tokens were: the least of them; None where none were."""
     entries: list[StoredUnits] = field(default_factory=list)
@@ -326,8 +322,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[CaseRequest]:
             row=row, id=r.id, engine=r.engine, prompt=r.prompt, computed=r.computed, local=r.local,
             external=r.external, offered=r.offered, chunks=r.chunks, chunk_step=r.chunk_step,
             first_end=r.local + r.external + (r.chunk_tokens[0] if r.chunk_tokens else 0),
-            most=max(r.chunk_tokens, default=0),
-            first_step=r.first_step, digest=r.digest, prefix=r.prefix, block=r.block, status=r.status,
+            first_step=r.first_step, digest=r.digest, block=r.block, status=r.status,
             last_step=r.last_step, preemptions=r.preemptions, preempt_step=r.preempt_step, saved=int(r.saved),
             arrived=r.arrived, grown_step=r.grown_step,
         )
@@ -350,14 +345,6 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[CaseRequest]:
             request.unseen = True
     for save in run.async_saves:
         requests[save.request].handed_over = True
-    saved: dict[int, int] = {}  # engine -> step of its first request with a save
-    for request in requests:
-        if request.saved:
-            saved[request.engine] = min(request.chunk_step, saved.get(request.engine, request.chunk_step))
-    for load in run.load_rows:
-        request = requests[load.request]
-        if saved.get(request.engine, request.chunk_step) < request.chunk_step:
-            request.shared = load.alike
     for row, end in kept(run, engines).items():
         if not requests[row].unseen and (requests[row].grade or Grade.PROVED) >= Grade.READ:
             requests[row].taken = end

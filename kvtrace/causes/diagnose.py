@@ -247,14 +247,13 @@ def _trust_note(run: Run, grades: Iterable[Mapping[Grade, int]], sent: Mapping[s
 def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
     """What no rule could look at in this run."""
     found = []
-    cuda = any(engine.facts.platform == "cuda" for engine in case.run.engines)
-    if case.run.engines and not cuda:
-        found.append(NotObserved("device-time", "no device clock on this platform: all times are the host's"))
-    elif cuda and not case.run.device.any_calls:
+    if case.run.engines and not case.run.device.any_calls:
+        cuda = any(engine.facts.platform == "cuda" for engine in case.run.engines)
         why = next(
             (worker.device_off for worker in case.run.workers() if worker.device_off),
             "none were taken (--device-timing off, or no step that ran Python)",
         )
+        why = why if cuda else "no device clock on this platform"
         found.append(NotObserved("device-time", f"{why}: all times are the host's"))
     late = [worker.process for worker in case.run.workers() if worker.ops_late]
     if late:

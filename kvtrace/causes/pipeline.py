@@ -75,10 +75,9 @@ def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
         stores = sum(engine.store_entries for engine in configured)
         with_store = sum(bool(request.entries) for request in case.requests)
         implied = sum(engine.implied_entries for engine in configured)
-        noun = "entry" if stores - implied == 1 else "entries"
         unnamed = f" as far as it is understood, and {count(implied)} more seen to be read" if implied else ""
         notes[Stage.SCHEDULE] = (
-            f"{count(stores - implied)} store {noun} in the metadata{unnamed}, for {with_store} of "
+            f"{plural(stores - implied, 'store')} in the metadata{unnamed}, for {with_store} of "
             f"{plural(len(case.requests), 'request')}"
         )
     elif run.engines:

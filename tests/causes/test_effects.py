@@ -869,7 +869,7 @@ def test_a_large_share_of_a_short_run_is_not_slow_nor_ruled_out(tmp_path: Path) 
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     unseen = not_observed(diagnosis)
-    assert "less than 1 s in all" in unseen["save-blocks-step"] and "save_kv_layer" in unseen["hook-slow"]
+    assert "too short a run" in unseen["save-blocks-step"] and "save_kv_layer" in unseen["hook-slow"]
     assert not {"save-blocks-step", "hook-slow"} & set(ruled_out(diagnosis))
 
 
@@ -888,7 +888,7 @@ def test_a_hook_that_waits_without_a_forward_is_not_slow(tmp_path: Path) -> None
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     unseen = not_observed(diagnosis)
-    assert "most steps had no forward" in unseen["hook-slow"]
+    assert "in steps without a forward" in unseen["hook-slow"]
 
 
 def test_a_file_of_all_ranks_and_layers_is_no_layers_own(tmp_path: Path) -> None:

@@ -50,11 +50,11 @@ def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> R
         )
     elif seen:
         most, hook, _ = max(seen, key=lambda one: one[:2])
-        if any(_mostly_idle(worker, hook) for _, hook, worker in seen):
-            yield cause.not_observed("most steps had no forward: a hook keeps no token waiting in these")
-        elif most >= _SHARE:
-            what = f"{hook} takes {percent(most, 1)} of the step"
-            yield cause.not_observed(f"{what}, but less than 1 s in all: too short a run to call it slow")
+        if most >= _SHARE or any(_mostly_idle(worker, hook) for _, hook, worker in seen):
+            yield cause.not_observed(
+                f"{hook} takes {percent(most, 1)} of the step: in too short a run to call it slow, or in "
+                "steps without a forward, where no token waits"
+            )
         elif not _any_large(case):
             yield cause.ruled_out(f"{hook} takes {percent(most, 1)} of the step at most (host clock)")
 

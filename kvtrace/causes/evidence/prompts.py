@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from kvtrace.causes.case import Case, CaseRequest, kept_before
-from kvtrace.words import of_all
+from kvtrace.words import count, plural
 
 ABORTED = "FINISHED_ABORTED"
 _LEAST_OFFERED = 2
@@ -96,14 +96,12 @@ def _offered_in_full(case: Case, tag: int) -> list[CaseRequest]:
     return found
 
 
-def offered_of_others(case: Case, rows: Sequence[CaseRequest], what: str) -> list[str]:
-    """How many other requests of the engine of ``rows`` the metadata names; ``what`` these were."""
+def offered_of_others(case: Case, rows: Sequence[CaseRequest]) -> list[str]:
+    """How many other requests of the engine of ``rows`` the metadata names."""
     mine = {request.row for request in rows}
     others = [request for request in case.of_engine(rows[0].engine) if request.row not in mine]
     named = sum(request.stored_end > 0 for request in others)
-    if not others:
-        return [f"all requests of this engine were {what} so"]
-    return [f"of the others the metadata names a store of {of_all(named, len(others), 'request')}"]
+    return [f"of the {plural(len(others), 'other request')} the metadata names a store of {count(named)}"]
 
 
 def unexplained(case: Case) -> Container[int]:

@@ -48,7 +48,7 @@ def rule(case: Case) -> Results:
         evidence=[
             f"status {ABORTED} of {plural(len(rows), 'request')}, {count(in_prefill)} of them in the "
             f"middle of the prompt; {count(sum(not r.entries for r in rows))} that the metadata never names",
-            *offered_of_others(case, rows, "aborted"),
+            *offered_of_others(case, rows),
         ],
         headline=f"{plural(len(rows), 'request')} aborted before all computed tokens had been offered",
         remedy=[

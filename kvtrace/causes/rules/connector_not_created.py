@@ -61,13 +61,8 @@ def rule(case: Case) -> Results:
             headline=f"the connector was not created in {listed(names)}",
         )
         return
-    if not workers:
-        yield CAUSE.not_observed("no worker was seen, so it is unknown whether a connector is live there")
-        return
-    if len(live) < len(workers):
-        yield CAUSE.not_observed(
-            f"only {len(live)} of {len(workers)} workers say whether a connector is live"
-        )
+    if not workers or len(live) < len(workers):
+        yield CAUSE.not_observed(f"{len(live)} of {len(workers)} workers say that a connector is live")
         return
     files = [engine.connector.file for engine in engines if engine.connector and engine.connector.file]
     made = "the scheduler" if len(engines) == 1 else f"{len(engines)} schedulers"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from kvtrace.causes.case import CaseRequest
 from kvtrace.causes.diagnosis import Finding
-from kvtrace.causes.evidence.accounted import all_accounted
+from kvtrace.causes.evidence.accounted import all_accounted, all_written
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
 from kvtrace.causes.rule import (
     FAULT,
@@ -115,8 +115,7 @@ CLAIMS = {Turn.STEP: claim, Turn.WORKER: claim_idle, Turn.READ: claim_read}
 
 def _all_heard(case: Case) -> bool:
     """Whether no exception that was caught can have been missed, and none lost anything."""
-    missed = any(one.kind in _UNHEARD for one in case.run.watch_limits)
-    return not missed and all_accounted(case) and not _read_alone(case)
+    return all_written(case) and not any(one.kind in _UNHEARD for one in case.run.watch_limits)
 
 
 def rule(case: Case) -> Results:
@@ -147,11 +146,6 @@ def rule(case: Case) -> Results:
             f"{count(watched)} of {plural(trust.calls, 'store call')} were watched: no save is known to be "
             "lost by an exception in these"
         )
-
-
-def _read_alone(case: Case) -> bool:
-    """Whether tokens count as saved of which it was only seen that they were read."""
-    return any(request.grade == Grade.READ for request in case.requests)
 
 
 def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:

@@ -34,16 +34,7 @@ def rule(case: Case) -> Results:
     if not known or not case.requests:
         return
     reused = case.whole.tokens.get(LOCAL_HIT, 0)
-    if any(engine.facts.prefix_caching for engine in known):
-        share = percent(reused, case.total_tokens)
-        stored = min(reused, sum(_stored(case, r) for r in case.requests if r.local))
-        found = f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache"
-        if reused:
-            found += f"; a save of {count(stored)} of these is known"
-            found += f", of the other {count(reused - stored)} none" if stored < reused else ""
-        yield CAUSE.ruled_out(found)
-    else:
-        yield CAUSE.ruled_out(
-            f"prefix caching is off; {count(reused)} tokens reused. With it on, fewer tokens would be "
-            "offered, not more"
-        )
+    share = percent(reused, case.total_tokens)
+    stored = min(reused, sum(_stored(case, r) for r in case.requests if r.local))
+    found = f"; a save of {count(stored)} of these is known" if reused else ""
+    yield CAUSE.ruled_out(f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache{found}")

@@ -61,7 +61,7 @@ def rule(case: Case) -> Results:
         evidence=[
             f"{plural(sum(r.preemptions for r in rows), 'preemption')} of {plural(len(rows), 'request')}; "
             f"tokens of {count(stored)} of them were offered after it",
-            *offered_of_others(case, rows, "preempted"),
+            *offered_of_others(case, rows),
             f"at most {engine.facts.max_num_seqs or 0} sequences at once (--max-num-seqs)",
         ],
         headline=f"{plural(len(rows), 'request')} lost tokens to preemption",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence.accounted import all_written
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
-from kvtrace.words import count, listed, plural
+from kvtrace.words import listed, plural
 
 CAUSE = Cause(
     id="ranks-share-store",
@@ -38,13 +38,6 @@ def rule(case: Case) -> Results:
                 f"{plural(trust.shared_files, 'time')} several ranks wrote one file for the same layer in "
                 f"the same step (tensor_parallel_size {listed(map(str, sizes))}); the one that wrote last "
                 "counts as saved",
-                f"{count(trust.measured)} of {plural(trust.calls, 'store call')} were measured"
-                + (
-                    f"; the {count(trust.unknown)} others are not observed: which rank wrote last there is "
-                    "unknown"
-                    if trust.unknown
-                    else ""
-                ),
             ],
             events=[
                 Event("", step, f"one file written by ranks {', '.join(map(str, ranks))}", layer=layer)
