@@ -6,13 +6,12 @@ in memory, and of each request a few numbers.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kvtrace import __version__, causes, ledger
+from kvtrace import causes, ledger
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.run import Run
 from kvtrace.merge.asked import EngineRequest, RunIds, read_ids
@@ -128,10 +127,9 @@ def _engines(found: Sequence[RunIds], placed: Clocks) -> list[EngineOf]:
             transfer = fact.kv_transfer
             engines.append(
                 EngineOf(
-                    run=run, tag=tag, dp_rank=fact.dp_rank, clock=placed.of[run, spool],
+                    run=run, tag=tag, clock=placed.of[run, spool],
                     id=(transfer.engine_id or "") if transfer else "",
                     role=(transfer.role or "") if transfer else "",
-                    connector=(transfer.connector or "") if transfer else "",
                 )
             )  # fmt: skip
     return engines
@@ -160,8 +158,6 @@ def _told(
         sums = added(sums, row) if isinstance(row, Joined) else sums
     merged = Merged(
         schema=SCHEMA,
-        kvtrace=__version__,
-        merged_wall_ns=time.time_ns(),
         uncertainty_ns=placed.error_ns,
         runs=tuple(runs),
         engines=tuple(numbered),
@@ -181,7 +177,6 @@ def _run(folder: Path, book: Run, ids: RunIds, requests: int) -> RunOf:
         name=folder.resolve().name,
         hosts=tuple(dict.fromkeys(one.host for one in headers if one.host)),
         kvtrace=tuple(sorted({one.kvtrace for one in headers if one.kvtrace})),
-        vllm=tuple(sorted({fact.vllm for _, fact in ids.engines.values() if fact.vllm})),
         running=still_running(book),
         requests=requests,
         verdict=causes.diagnose(book).verdict,
@@ -199,7 +194,6 @@ def _with_numbers(one: EngineOf, book: Run) -> EngineOf:
         one,
         ranks=tuple(worker.rank for worker in engine.workers),
         missing=max(0, engine.facts.ranks - len(engine.workers)) if engine.facts.known else 0,
-        scheduled=engine.steps > 0 or engine.facts.known,
         requests=len(mine),
         prompt=sum(request.prompt for request in mine),
         reused=sum(request.local for request in mine),

@@ -38,13 +38,10 @@ class EngineOf(Document):
     run: int = 0  # index in Merged.runs
     tag: int = 0
     id: str = ""  # kv_transfer_config.engine_id
-    dp_rank: int = 0
     role: str = ""
-    connector: str = ""
     clock: int = 0  # index in Merged.clocks
     ranks: tuple[int, ...] = ()
     missing: int = 0
-    scheduled: bool = True  # False: its scheduler is in none of the run's processes
     requests: int = 0
     prompt: int = 0
     reused: int = 0
@@ -62,7 +59,6 @@ class RunOf(Document):
     name: str = ""
     hosts: tuple[str, ...] = ()
     kvtrace: tuple[str, ...] = ()
-    vllm: tuple[str, ...] = ()
     running: bool = False
     requests: int = 0
     verdict: str = ""
@@ -110,8 +106,6 @@ class Merged(Document):
     many; ``alone``: why they were not -> how many."""
 
     schema: str = ""
-    kvtrace: str = ""
-    merged_wall_ns: int = 0
     uncertainty_ns: int = 0
     runs: tuple[RunOf, ...] = ()
     engines: tuple[EngineOf, ...] = ()
