@@ -215,19 +215,10 @@ def _working(row: CoverageRow, seen: list[CallCounts], findings: Findings) -> li
             "work", subject(row)[1], "failed", "with work", "without", "text",
             layers=one.layers, rank=one.rank,
             text=f"called {plural(one.fired, 'time')}, but never with anything to store or load",
-            cause=findings.for_accounts(_losses(findings)), remedy=_LEDGER,
+            cause=findings.for_losses(), remedy=_LEDGER,
         )
         for one in idle
     ]  # fmt: skip
-
-
-def _losses(findings: Findings) -> dict[str, float]:
-    """New findings of the saves as accounts, by the tokens that they explain."""
-    return {
-        f"not-saved:{one['id']}": one["tokens"] + (1e12 if findings.is_new(one) else 0)
-        for one in findings.order
-        if one["tokens"] > 0 and one["stage"] is not None
-    }
 
 
 # ------------------------------------------------------------------------------- ledgers

@@ -53,6 +53,11 @@ class Findings:
             (o["id"] for o in self.order if o["stage"] == Stage.WIRING and o["severity"] != NOTE), None
         )
 
+    def for_losses(self) -> str | None:
+        """The finding for tokens that were not saved."""
+        able = (one for one in self.order if one["tokens"] > 0 and one["stage"] is not None)
+        return next((one["id"] for one in able), None)
+
     def for_accounts(self, rises: Mapping[str, float]) -> str | None:
         """The finding for a ledger: the cause of the account that grew most and has one."""
         for account in sorted(rises, key=lambda name: (-rises[name], name)):

@@ -54,23 +54,17 @@ def from_options(
     """
     if baseline is not None and not baseline.strip():
         raise GateError("--baseline", "the name is empty", "name a file, or leave the option out")
-    shares: dict[str, float] = {}
+    shares = {}
     for word in minimum:
         name, equals, share = word.partition("=")
         if not equals:
             raise GateError(f"--min {ascii(word)[1:-1]}", "write HOOK=SHARE, for example save_kv_layer=1.0")
-        shares[hook_name(name.strip(), "--min")] = number(share.strip(), f"--min {name}")
-    return checked(
-        Rules(
-            baseline,
-            shares,
-            None if min_saved_tokens is None else number(min_saved_tokens, "--min-saved-tokens"),
-            frozenset(cause_id(one, "--forbid", fault=True) for one in forbid),
-            frozenset(cause_id(one, "--allow") for one in allow),
-            None if tolerance is None else number(tolerance, "--tolerance"),
-            "command line",
-        )
-    )
+        shares[name.strip()] = share.strip()
+    given = {
+        "baseline": baseline, "min": shares, "min-saved-tokens": min_saved_tokens,
+        "forbid": list(forbid), "allow": list(allow), "tolerance": tolerance,
+    }  # fmt: skip
+    return from_table({key: value for key, value in given.items() if value is not None}, "command line")
 
 
 def from_table(table: object, where: str) -> Rules:
