@@ -174,7 +174,7 @@ def test_a_property(copy: Copy) -> None:
         from kvtrace.verify.observed import EngineFacts
         from kvtrace.verify.registry import of_suite
 
-        facts = EngineFacts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=32)
+        facts = EngineFacts(block=32, budget=512, longest=2048, seqs=16, unit=32)
         print(dict((name, one.text) for name, one in workloads(of_suite("quick"), facts))["twins"])
         """
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any
 
 from kvtrace.errors import KvtraceError
 
@@ -25,9 +25,6 @@ class Answer(Enum):
     NOT_OBSERVED = "not observed"
 
 
-Number: TypeAlias = int | float
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The answer for one property.
@@ -35,7 +32,6 @@ class Verdict:
     Attributes:
         says: one sentence, with the numbers that decide.
         evidence: what was seen, a few lines.
-        numbers: for programs.
         requests: the client's ids of the requests that show it, few.
         case: a workload that shows a failure by itself; "" none is known.
         alone: workloads that show by themselves whether what did not come back does.
@@ -44,7 +40,6 @@ class Verdict:
     answer: Answer
     says: str
     evidence: Sequence[str] = ()
-    numbers: Mapping[str, Number] = field(default_factory=dict)
     requests: Sequence[str] = ()
     case: str = ""
     alone: Sequence[str] = ()
@@ -94,7 +89,6 @@ class Result:
         subject: the connector, in words.
         run: the run directory, "" where none was kept.
         seed: of the prompts.
-        engine: facts of the engine that decide about the workload.
         again: the command that repeats a property's case alone, by property.
         notes: what the reader should know.
         stopped: before all was asked.
@@ -105,7 +99,6 @@ class Result:
     seed: int
     run: str
     answers: Sequence[Answered]
-    engine: Mapping[str, Number] = field(default_factory=dict)
     again: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     seconds: float = 0.0
@@ -147,7 +140,6 @@ class Result:
             "passed": self.passed,
             "stopped": self.stopped,
             "seconds": round(self.seconds, 1),
-            "engine": dict(self.engine),
             "notes": list(self.notes),
             "properties": [
                 {
@@ -157,7 +149,6 @@ class Result:
                     "answer": one.verdict.answer.value,
                     "says": one.verdict.says,
                     "evidence": list(one.verdict.evidence),
-                    "numbers": dict(one.verdict.numbers),
                     "requests": list(one.verdict.requests),
                     "case": one.verdict.case,
                     "again": self.again.get(one.key, ""),

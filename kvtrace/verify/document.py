@@ -20,7 +20,6 @@ class PropertyRow(TypedDict):
     answer: Literal["proved", "failed", "does not apply", "not observed"]
     says: Annotated[str, "why, in one sentence with the numbers that decide"]
     evidence: Annotated[list[str], Most(64), "what was seen"]
-    numbers: Annotated[dict[str, float], "the numbers of the sentence, by their names"]
     requests: Annotated[list[str], Most(64), "ids of requests that show it"]
     case: Annotated[str, "a workload that shows a failure; empty where none is known"]
     again: Annotated[str, "the command that repeats that case alone; empty where none is known"]
@@ -38,7 +37,6 @@ class Verified(TypedDict):
     passed: Annotated[bool, "no property failed"]
     stopped: Annotated[bool, "it was stopped before all was asked"]
     seconds: _Seconds
-    engine: Annotated[dict[str, float], "sizes of the engine that decide about the workload"]
     notes: Annotated[list[str], Most(64), "what the reader should know"]
     properties: Annotated[list[PropertyRow], Most(4096), "in the order of the table of properties"]
 

@@ -58,9 +58,7 @@ class RequestSeen:
     """
 
     id: str
-    engine: int
     prompt: int
-    computed: int
     local: int
     offered: int | None
     accepted: int
@@ -70,10 +68,8 @@ class RequestSeen:
     proved: int
     reasons: Mapping[LoadEnd, tuple[str, ...]]
     saved: int
-    chunks: int
     preemptions: int
     status: str
-    finished: bool
     errors: Mapping[str, LayerError] = field(default_factory=dict)
     noise: Mapping[str, LayerError] = field(default_factory=dict)
     compared: int = 0
@@ -160,7 +156,7 @@ def _read(directory: Path) -> Evidence:
         engine = by_tag.get(one.engine)
         seen[int(number[1])].append(
             RequestSeen(
-                one.id, one.engine, one.prompt, one.computed,
+                one.id, one.prompt,
                 load.local if load else 0,
                 load.answer if load else None,
                 max([load.accepted if load else 0, *(again.tokens for again in resumed.get(row, ()))]),
@@ -169,7 +165,7 @@ def _read(directory: Path) -> Evidence:
                 ends,
                 load.proved if load else 0,
                 reasons,
-                one.saved + gone[row], one.chunks, one.preemptions, one.status, bool(one.t_end),
+                one.saved + gone[row], one.preemptions, one.status,
                 _by_layer([fact for fact in of_blocks if fact.loaded]),
                 _by_layer([fact for fact in of_blocks if not fact.loaded]),
                 sum(len(fact.places) for fact in of_blocks if fact.loaded),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvtrace.ledger.ends import NOT_ARRIVED, LoadEnd
-from kvtrace.verify.answers import Number, Verdict, failed, not_applicable, not_observed, proved
+from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.engine import Reply
 from kvtrace.verify.observed import MOST_APART, Asked, Observed
 from kvtrace.words import count, listed, percent, plural
@@ -44,6 +44,13 @@ def failed_for(asked: Sequence[Asked], says: str, **more: Any) -> Verdict:
 def shown(says: str, found: Sequence[tuple[Asked, str]]) -> Verdict:
     """A failure of requests, each with the line that shows it."""
     return failed_for([one for one, _ in found], says, evidence=[line for _, line in found][:_MOST_SAID])
+
+
+def not_asked(what: Observed) -> Verdict:
+    """Of a property whose workload was not asked."""
+    if what.died:
+        return not_observed(f"not asked any more: {what.died}")
+    return not_applicable("no such prompt fits into this engine")
 
 
 def nothing(what: Observed) -> Verdict | None:
@@ -146,7 +153,6 @@ def loaded_wrong(asked: Sequence[Asked], what: Observed, *ends: LoadEnd) -> Verd
         [one for one, _ in bad],
         f"in {len(bad)} of {plural(len(asked), 'request')} that loaded, {'; '.join(worst)}",
         evidence=[line for line in lines if line][:_MOST_SAID],
-        numbers={"requests": len(bad), "token-layers": sum(total.values())},
     )
 
 
@@ -358,11 +364,9 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
     if gone:
         return not_back(gone, what)
     tokens = sum(one.given for one in asked)
-    equal = sum(one.seen.proved for one in asked if one.seen)
-    numbers: dict[str, Number] = {"requests": len(asked), "tokens": tokens, "token-layers equal": equal}
-    if not equal and not any(close(one, what) for one in asked):
-        return not_observed(f"{count(tokens)} tokens came back, and could not be compared", numbers=numbers)
-    return proved(f"{count(tokens)} tokens of {plural(len(asked), 'request')} came back", numbers=numbers)
+    if not any((one.seen and one.seen.proved) or close(one, what) for one in asked):
+        return not_observed(f"{count(tokens)} tokens came back, and could not be compared")
+    return proved(f"{count(tokens)} tokens of {plural(len(asked), 'request')} came back")
 
 
 def not_back(gone: Sequence[Asked], what: Observed) -> Verdict:
@@ -377,7 +381,6 @@ def not_back(gone: Sequence[Asked], what: Observed) -> Verdict:
         f"of {plural(len(gone), 'repeated prompt')} whole units of {what.unit} tokens did not come back: of "
         f"{first.id} {count(first.back)} of {count(expected(first, what))} tokens did",
         evidence=[f"the connector took {plural(took, 'token')} of it when it was asked first; where {_ROOM}"],
-        numbers={"prompts": len(gone), "unit": what.unit},
         alone=cases(gone),
     )
 

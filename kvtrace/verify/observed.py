@@ -109,7 +109,6 @@ class EngineFacts:
     budget: int
     longest: int
     seqs: int
-    layers: int
     unit: int
     blocks: int = 0
     role: str = ""

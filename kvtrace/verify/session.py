@@ -16,7 +16,7 @@ from kvtrace.trace.format import SPOOL_DIR
 from kvtrace.trace.options import option
 from kvtrace.verify import connector, models, shrink
 from kvtrace.verify.alone import AskedAlone, CasesAlone, judged_alone
-from kvtrace.verify.answers import Answer, Answered, Number, Result, Stopped, VerifyError
+from kvtrace.verify.answers import Answer, Answered, Result, Stopped, VerifyError
 from kvtrace.verify.command import BLOCKS, without_connector
 from kvtrace.verify.drive import Driver, Progress
 from kvtrace.verify.engine import Reply, RequestToMake
@@ -223,7 +223,7 @@ class _One:
             one.key: shlex.join(repeats(options, self._kind, one)) for one in answers if _repeatable(one)
         }
         return Result(
-            subject(first), options.suite, self._options.seed or 0, "", answers, _numbers(facts), again,
+            subject(first), options.suite, self._options.seed or 0, "", answers, again,
             self._notes, stopped=driver.stopped or self._stopped,
         )  # fmt: skip
 
@@ -385,10 +385,3 @@ def subject(engine: Engine) -> str:
     name = configured.connector or "a connector"
     module = f"{configured.module_path}:" if configured.module_path else ""
     return f"{module}{name} ({configured.role})" if configured.role else f"{module}{name}"
-
-
-def _numbers(facts: EngineFacts) -> dict[str, Number]:
-    return {
-        "block": facts.block, "max_num_batched_tokens": facts.budget, "max_model_len": facts.longest,
-        "layers": facts.layers, "unit": facts.unit,
-    }  # fmt: skip

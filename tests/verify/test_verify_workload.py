@@ -21,7 +21,7 @@ from kvtrace.verify.registry import ORDER, PROPERTIES
 from kvtrace.verify.shrink import workloads
 from kvtrace.verify.workload import FIRST_TOKEN, LAST_TOKEN, Streams, parse
 
-FACTS = EngineFacts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=64)
+FACTS = EngineFacts(block=32, budget=512, longest=2048, seqs=16, unit=64)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,9 +86,9 @@ def test_other_names_and_seeds_have_other_tokens() -> None:
     "facts",
     [
         FACTS,
-        EngineFacts(block=16, budget=8192, longest=32768, seqs=256, layers=32, unit=256),
-        EngineFacts(block=32, budget=512, longest=600, seqs=2, layers=4, unit=0),
-        EngineFacts(block=128, budget=128, longest=1024, seqs=1, layers=1, unit=512),
+        EngineFacts(block=16, budget=8192, longest=32768, seqs=256, unit=256),
+        EngineFacts(block=32, budget=512, longest=600, seqs=2, unit=0),
+        EngineFacts(block=128, budget=128, longest=1024, seqs=1, unit=512),
     ],
 )
 def test_every_property_asks_what_can_be_read(facts: EngineFacts) -> None:
@@ -139,6 +139,6 @@ def test_all_blocks_are_taken_by_as_many_prompts_as_it_needs(blocks: int, text: 
 
 
 def test_large_units_are_asked_within_them_too() -> None:
-    facts = EngineFacts(block=64, budget=512, longest=1024, seqs=4, layers=4, unit=256)
+    facts = EngineFacts(block=64, budget=512, longest=1024, seqs=4, unit=256)
     asked = dict(asked_of(PROPERTIES, facts))["nobody-else"]
     assert {"s64t256", "s64u256"} <= {prompt.text for prompt in asked.prompts}

@@ -87,7 +87,7 @@ def _apart(name: str, serves: str = "", lacks: str = "") -> Callable[[list[Asked
         refused = [one for one in own if any(one.prompt.asker) and one.reply.error]
         if refused:
             return not_observed(f"requests with another {name} had no answer: {refused[0].reply.error}")
-        found = _judge(own, what, f"a request with this {name}") if own else not_observed("not asked")
+        found = _judge(own, what, f"a request with this {name}") if own else judging.not_asked(what)
         # of what is not plain no other property judges the loads
         wrong = judging.loaded_wrong(own, what, LoadEnd.WRONG) if serves else None
         return found if found.answer is Answer.FAILED else wrong or found
@@ -100,14 +100,14 @@ def _models(own: list[Asked], what: Observed) -> Verdict:
         return not_observed("verify makes another model for --connector alone")
     later = [one for one in own if one.act == MODEL]
     if not later:
-        return not_observed(f"not asked: {what.died}" if what.died else "not asked")
+        return judging.not_asked(what)
     given = [one for one in later if one.given]
     if given:
         tokens = sum(one.given for one in given)
         says = (
             f"{plural(len(given), 'request')} of another model got this one's KV: {plural(tokens, 'token')}"
         )
-        return judging.failed_for(given, says, numbers={"tokens": tokens})
+        return judging.failed_for(given, says)
     late = judging.unanswered(later, what)
     if late is not None:
         return late

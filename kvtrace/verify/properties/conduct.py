@@ -20,8 +20,7 @@ def _hangs(own: list[Asked], what: Observed) -> Verdict:
     if deaths:
         first = deaths[0]
         asked = [one for one in what.asked if one.number == first.number]
-        evidence, numbers = judging.raised(what), {"times": len(deaths)}
-        return judging.failed_for(asked, f"the engine ended: {first.why}", evidence=evidence, numbers=numbers)
+        return judging.failed_for(asked, f"the engine ended: {first.why}", evidence=judging.raised(what))
     if what.stopped:
         return not_observed(f"not all was asked: {what.died}")
     if what.died:
@@ -83,12 +82,11 @@ def _share(own: list[Asked], what: Observed) -> Verdict:
     worst = max(shares, key=lambda name: shares[name])
     share = shares[worst]
     says = f"{worst} takes {percent(share)} of the time of the steps"
-    numbers = {"share": round(share, 4)}
     if not what.settings.share:
-        return not_observed(f"{says}; no share was stated (--hook-share)", numbers=numbers)
+        return not_observed(f"{says}; no share was stated (--hook-share)")
     if share > what.settings.share:
-        return failed(f"{says}, more than {percent(what.settings.share)}", numbers=numbers)
-    return proved(f"{says}, of {percent(what.settings.share)} that it may", numbers=numbers)
+        return failed(f"{says}, more than {percent(what.settings.share)}")
+    return proved(f"{says}, of {percent(what.settings.share)} that it may")
 
 
 PROPERTIES = (

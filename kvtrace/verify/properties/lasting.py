@@ -23,7 +23,7 @@ _NO_STORE = "its directory is not known (--store DIR)"
 def _restart(own: list[Asked], what: Observed) -> Verdict:
     later = [one for one in own if one.act == RESTART]
     if not later:
-        return not_observed(f"not restarted: {what.died}" if what.died else "not restarted")
+        return judging.not_asked(what)
     late = judging.unanswered(later, what)
     wrong = judging.loaded_wrong([one for one in later if one.given], what)
     if late is not None or wrong is not None:
@@ -37,11 +37,7 @@ def _restart(own: list[Asked], what: Observed) -> Verdict:
             return judging.failed_for(later, says)
         return not_observed(f"{says}; whether it is meant to last is not known (--store DIR says so)")
     tokens = sum(one.given for one in later)
-    equal = sum(one.seen.proved for one in later if one.seen)
-    return proved(
-        f"{count(tokens)} tokens of {plural(len(later), 'prompt')} were found after a restart",
-        numbers={"tokens": tokens, "token-layers equal": equal},
-    )
+    return proved(f"{count(tokens)} tokens of {plural(len(later), 'prompt')} were found after a restart")
 
 
 def _damaged(own: list[Asked], what: Observed) -> Verdict:
@@ -49,7 +45,7 @@ def _damaged(own: list[Asked], what: Observed) -> Verdict:
         return not_applicable(_NO_STORE)
     later = [one for one in own if one.round > 0]
     if not later:
-        return not_observed(f"not asked any more: {what.died}" if what.died else "not asked")
+        return judging.not_asked(what)
     act = later[0].act
     if act not in what.facts.met:
         why = f"nothing was seen to open a file there while it was {act}"
@@ -87,8 +83,7 @@ def _flat(own: list[Asked], what: Observed) -> Verdict:
         f"over {plural(len(own), 'request')} memory grew by {size(round(memory))}, "
         f"descriptors by {count(descriptors)}, threads by {count(threads)}"
     )
-    numbers_of = {name: round(value, 1) for name, value in grown.items()}
-    return failed(says, numbers=numbers_of) if bad else proved(says, numbers=numbers_of)
+    return failed(says) if bad else proved(says)
 
 
 def _again_after(facts: EngineFacts) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.verify import judging
-from kvtrace.verify.answers import Verdict, not_applicable, not_observed, proved
+from kvtrace.verify.answers import Verdict, not_observed, proved
 from kvtrace.verify.observed import Asked, EngineFacts, Observed
 from kvtrace.verify.properties.sizes import ROOM, fits, twice, unit, units, usual
 from kvtrace.verify.property import Property
@@ -56,27 +56,24 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
         f"of {plural(len(taken), 'repeated prompt')} every whole unit of {what.unit} tokens that was taken "
         f"came back{most}{other}",
         evidence=[question for asked, question in asks if asked],
-        numbers={"unit": what.unit, "prompts": len(taken)},
     )
 
 
 def _same(own: list[Asked], what: Observed) -> Verdict:
-    if not own:
-        return not_applicable("no such prompt fits into this engine") if not what.died else _not_asked(what)
-    return judging.comes_back(own, what)
+    return judging.comes_back(own, what) if own else judging.not_asked(what)
 
 
 def _lengthwise(own: list[Asked], what: Observed) -> Verdict:
-    return judging.comes_back(own, what, edges=True) if own else _not_asked(what)
+    return judging.comes_back(own, what, edges=True) if own else judging.not_asked(what)
 
 
 def _of_others(own: list[Asked], what: Observed) -> Verdict:
-    return judging.comes_back(own, what, shared=True) if own else _not_asked(what)
+    return judging.comes_back(own, what, shared=True) if own else judging.not_asked(what)
 
 
 def _preempted(own: list[Asked], what: Observed) -> Verdict:
     if not own:
-        return _not_asked(what)
+        return judging.not_asked(what)
     if not any(one.seen and one.seen.preemptions for one in own):
         return not_observed("no request was preempted")
     return judging.comes_back(own, what)
@@ -84,7 +81,7 @@ def _preempted(own: list[Asked], what: Observed) -> Verdict:
 
 def _aborted(own: list[Asked], what: Observed) -> Verdict:
     if not own:
-        return _not_asked(what)
+        return judging.not_asked(what)
     left = [one for one in own if one.prompt.leaves]
     if not any(one.seen and "ABORT" in one.seen.status.upper() for one in left):
         return not_observed("no request was aborted: each was over before its client left")
@@ -94,11 +91,7 @@ def _aborted(own: list[Asked], what: Observed) -> Verdict:
 def _reused(own: list[Asked], what: Observed) -> Verdict:
     if not own and not what.died and not _reuse(what.facts):
         return not_observed("the KV cache is too large, or its --num-gpu-blocks-override is not known")
-    return judging.comes_back(own, what) if own else _not_asked(what)
-
-
-def _not_asked(what: Observed) -> Verdict:
-    return not_observed(f"not asked any more: {what.died}" if what.died else "not asked")
+    return judging.comes_back(own, what) if own else judging.not_asked(what)
 
 
 def _lengths(facts: EngineFacts) -> str:

@@ -19,46 +19,41 @@ _UNSEEN = "the scheduler took what the lookups offered; whether it was written c
 def _transfers(own: list[Asked], what: Observed) -> Verdict:
     saved = sum(one.seen.saved for one in what.plain if one.seen)
     accepted, seen = sum(one.given for one in what.loads), list(filter(judging.arrived, what.loads))
-    numbers = {"token-layers saved": saved, "tokens accepted": accepted}
     if seen:
         due = sum(one.given * one.seen.pairs for one in what.loads if one.seen)
         came = sum(one.given * one.seen.pairs - one.seen.lost(*judging.NOT_THERE) for one in seen if one.seen)
         what_came = f"{count(accepted)} tokens were loaded"
         if came < due:  # a token may be there in some layers alone
             what_came = f"{count(came)} of {count(due)} accepted token-layers were seen to be loaded"
-        numbers |= {"token-layers loaded": came}
-        return proved(f"{what_came}, for {plural(len(seen), 'request')}", numbers=numbers)
+        return proved(f"{what_came}, for {plural(len(seen), 'request')}")
     if accepted:
         late = judging.unanswered(what.loads, what)
-        return late or judging.loaded_wrong(what.loads, what) or not_observed(_UNSEEN, numbers=numbers)
+        return late or judging.loaded_wrong(what.loads, what) or not_observed(_UNSEEN)
     if what.facts.role == "kv_producer" or not what.facts.looks_up:
         if not saved and any(one.seen.unseen for one in what.plain if one.seen):
-            return not_observed("it never loads, and what it took could not be seen", numbers=numbers)
+            return not_observed("it never loads, and what it took could not be seen")
         says = f"it never loads; {count(saved)} token-layers were taken"
-        return (
-            not_applicable(says, numbers=numbers) if saved else failed("nothing was taken", numbers=numbers)
-        )
+        return not_applicable(says) if saved else failed("nothing was taken")
     if what.facts.role == "kv_consumer":
-        return judging.nothing(what) or not_observed("nothing was loaded", numbers=numbers)
+        return judging.nothing(what) or not_observed("nothing was loaded")
     again = [one for one in what.plain if one.round > 0 and one.stored and one.seen is not None]
     late = judging.unanswered(what.plain, what)
     if late is not None:
         return late
     if not again:
-        return not_observed(what.died or "no prompt was asked twice", numbers=numbers)
+        return not_observed(what.died or "no prompt was asked twice")
     asked = [one for one in again if one.seen and one.seen.offered is not None]
     if not asked:
         says = f"the connector was never asked for one of {plural(len(again), 'repeated prompt')}"
-        return judging.failed_for(again, says, numbers=numbers)
+        return judging.failed_for(again, says)
     if what.held and any(one.seen.local for one in asked if one.seen):
         return not_observed(
             "blocks were not given back, so the engine's own prefix cache could not be emptied: nothing was "
             "left to load",
-            numbers=numbers,
         )
     took = "something was taken" if saved else "nothing was taken either"
     says = f"nothing came back for {plural(len(again), 'repeated prompt')}; {took}"
-    return judging.failed_for(again, says, numbers=numbers)
+    return judging.failed_for(again, says)
 
 
 def _equal(own: list[Asked], what: Observed) -> Verdict:
@@ -71,7 +66,6 @@ def _equal(own: list[Asked], what: Observed) -> Verdict:
     proved_layers = sum(one.seen.proved for one in what.loads if one.seen)
     changed = [one for one in what.loads if judging.altered(one, what)]
     total = sum(one.given * one.seen.pairs for one in what.loads if one.seen)
-    numbers = {"token-layers": total, "equal": proved_layers}
     if changed:
         worst = max(changed, key=lambda one: judging.error_of(one) or (0.0, 0.0))
         error = judging.error_of(worst) or (0.0, 0.0)
@@ -79,7 +73,6 @@ def _equal(own: list[Asked], what: Observed) -> Verdict:
             f"it comes back as other numbers: error {judging.share(error[0])} on the mean, "
             f"{judging.share(error[1])} at most",
             evidence=[judging.error_line(worst, what)],
-            numbers={**numbers, "mean error": error[0], "largest error": error[1]},
             requests=judging.names(changed),
         )
     compared = sum(one.seen.compared for one in what.loads if one.seen)
@@ -93,8 +86,8 @@ def _equal(own: list[Asked], what: Observed) -> Verdict:
     other = judging.answers_differ(what.loads, what)
     if other and others:
         differ = f"{says}, and {plural(len(other), 'answer')} of requests that loaded differ"
-        return not_observed(differ, evidence=[line for _, line in other][:3], numbers=numbers)
-    return proved(says, numbers=numbers)
+        return not_observed(differ, evidence=[line for _, line in other][:3])
+    return proved(says)
 
 
 def _lookups(own: list[Asked], what: Observed) -> Verdict:
@@ -136,11 +129,6 @@ def _outputs(own: list[Asked], what: Observed) -> Verdict:
         of_engine = f": the engine alone gives {plural(unsteady, 'prompt')} more than one answer each"
         return not_observed(f"no answer could be compared{of_engine if unsteady else ''}")
     other = judging.other_answers(compared, what)
-    numbers = {
-        "answers": len(compared),
-        "other": len(other),
-        "a tie, in logprobs": round(judging.tie(what), 6),
-    }
     if not other:
         says = f"of {plural(len(compared), 'answer')} each is that of {beside}"
         asked = {one.number for one in compared}
@@ -149,17 +137,16 @@ def _outputs(own: list[Asked], what: Observed) -> Verdict:
             return not_observed(
                 f"{says}; of {plural(len(wrong), 'more request')} what was loaded is wrong, and no answer "
                 "was there to compare",
-                numbers=numbers,
             )
-        return proved(says, numbers=numbers)
+        return proved(says)
     says = f"{len(other)} of {plural(len(compared), 'answer')} are not those of {beside}"
     whose = [one for one, _ in other]
     if all(judging.altered(one, what) for one in whose):
         says += "; KV comes back as other numbers there, within the stated error"
-        return not_observed(says, numbers=numbers, requests=judging.names(whose))
+        return not_observed(says, requests=judging.names(whose))
     by_engine = [_BY_ENGINE] if all(judging.all_proved(one, what) for one in whose) else []
     evidence = [*by_engine, *[line for _, line in other][:3]]
-    return judging.failed_for(whose, says, evidence=evidence, numbers=numbers)
+    return judging.failed_for(whose, says, evidence=evidence)
 
 
 def _asked_twice(facts: EngineFacts) -> str:
