@@ -57,7 +57,7 @@ def look(
     """
     with tempfile.TemporaryDirectory(prefix="kvtrace-doctor-") as name:
         folder = Path(name)
-        overlay = make_overlay(folder / "overlay", with_agent=True)
+        overlay = make_overlay(folder / "overlay")
         (folder / "asked").write_text(json.dumps(asked.to_json()), encoding="utf-8")
         answer, stacks = folder / "answer", folder / "stacks"
         command = [python, str(overlay / _PROBE), str(folder / "asked"), str(answer), str(stacks), str(dump)]

@@ -13,12 +13,12 @@ from types import FrameType
 from kvtrace.errors import KvtraceError
 from kvtrace.launch.child import ChildEnd
 from kvtrace.launch.errors import reason
-from kvtrace.launch.processes import ProcessTable, RunProcess
+from kvtrace.launch.processes import ProcessTable
 from kvtrace.launch.rundir import RunDir, shown
 from kvtrace.launch.say import say
 from kvtrace.regular import open_regular, write_json
 from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, unpack_header_block
-from kvtrace.words import plural
+from kvtrace.words import listed, plural
 
 NOTHING_TRACED = 2
 _MANY = 6
@@ -72,21 +72,22 @@ def why_nothing(outcome: ChildEnd, table: ProcessTable) -> str:
     if obstacle is not None:
         kind = "vLLM" if obstacle.vllm else "Python"
         return f"nothing was traced: {kind} ran as pid {obstacle.pid}, but {obstacle.obstacle}"
-    if not vllm:
-        line = f"nothing was traced: no vLLM process was seen among {plural(len(table.processes), 'process')}"
-        if outcome.code:
-            return f"{line}; the command {ended}, its own output says why"
-        return (
-            f"{line}; give the command that starts vLLM on this machine"
-            " (in a container or on another host, run kvtrace there)"
+    if vllm:
+        pids = listed((str(process.pid) for process in vllm), _MANY)
+        seen = f"vLLM was seen (pid {pids}) but loaded no plugin"
+        hint = (
+            "a client such as vllm bench serve has none (trace the server), and the agent needs Python 3.10 "
+            "or newer there; VLLM_LOGGING_LEVEL=DEBUG shows what vLLM loads"
         )
-    line = f"nothing was traced: vLLM was seen ({_pids(vllm)}) but loaded no plugin"
+    else:
+        seen = f"no vLLM process was seen among {plural(len(table.processes), 'process')}"
+        hint = (
+            "give the command that starts vLLM on this machine "
+            "(in a container or on another host, run kvtrace there)"
+        )
     if outcome.code:
-        return f"{line} before the command {ended}; its own output says why"
-    return (
-        f"{line}; a client such as vllm bench serve has none (trace the server),"
-        " and the agent needs Python 3.10 or newer there; VLLM_LOGGING_LEVEL=DEBUG shows what vLLM loads"
-    )
+        hint = f"the command {ended}, its own output says why"
+    return f"nothing was traced: {seen}; {hint}"
 
 
 def pid_in(spool: Path) -> int | None:
@@ -97,12 +98,6 @@ def pid_in(spool: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return pid if isinstance(pid, int) else None
-
-
-def _pids(processes: list[RunProcess]) -> str:
-    first = ", ".join(str(process.pid) for process in processes[:_MANY])
-    more = len(processes) - _MANY
-    return f"pid {first}" + (f" and {more} more" if more > 0 else "")
 
 
 @contextmanager

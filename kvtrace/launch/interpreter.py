@@ -1,23 +1,14 @@
-"""Which Python will the command run in, and is it the one that kvtrace is installed in?
-
-A wrong "no" costs nothing (an overlay on PYTHONPATH that is not needed), a wrong "yes"
-costs the run. So only what is certain counts: this environment's own ``vllm`` or
-``python -m vllm``. Any other script may start a vLLM of another environment in the end.
-"""
+"""Which program does a command run, and which Python?"""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shlex
 import shutil
-import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvtrace import ENTRY_POINT_GROUP
-from kvtrace.launch.commands import is_python, is_vllm
+from kvtrace.launch.commands import is_python
 from kvtrace.launch.errors import LaunchError
 
 ENTRY_POINT_NAME = "kvtrace"
@@ -44,14 +35,6 @@ def find_program(command: Sequence[str], environ: Mapping[str, str]) -> str:
     raise LaunchError(f"command not found: {name}", "no such file")
 
 
-def runs_in_our_environment(program: str, command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """True where the command surely is vLLM in this environment's Python, with kvtrace installed."""
-    if os.path.basename(program) != "vllm" and not is_vllm([os.path.basename(program), *command[1:]]):
-        return False
-    python = interpreter_of(program, environ)
-    return python is not None and _is_ours(python) and _installed()
-
-
 def interpreter_of(program: str, environ: Mapping[str, str]) -> Path | None:
     """The Python that a program is, or that its first line names; None where that is not certain."""
     path = Path(os.path.abspath(program))
@@ -65,34 +48,6 @@ def interpreter_of(program: str, environ: Mapping[str, str]) -> Path | None:
     if not words or not is_python(words) or _is_script(Path(words[0])):
         return None
     return Path(words[0])
-
-
-def _is_ours(python: Path) -> bool:
-    """Same environment: the same ``bin`` of a virtual environment, or the same bare Python.
-
-    Paths are compared, not inodes: conda and uv hard-link one binary into many environments.
-    """
-    ours = Path(sys.executable)
-    if os.path.realpath(python) != os.path.realpath(ours):
-        return False
-    if _environment_of(python) or _environment_of(ours):
-        return os.path.realpath(python.parent) == os.path.realpath(ours.parent)
-    return True
-
-
-def _environment_of(python: Path) -> bool:
-    return (python.parent.parent / "pyvenv.cfg").is_file() or (python.parent / "pyvenv.cfg").is_file()
-
-
-def _installed() -> bool:
-    """The entry point lies in this environment's own site-packages (not on our PYTHONPATH or in
-    our working directory, which the child may not share)."""
-    folders = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-    return any(
-        point.group == ENTRY_POINT_GROUP and point.name == ENTRY_POINT_NAME
-        for dist in importlib.metadata.distributions(name="kvtrace", path=folders)
-        for point in dist.entry_points
-    )
 
 
 def _shebang(path: Path) -> list[str]:

@@ -1,8 +1,9 @@
-"""A folder for PYTHONPATH: a ``sitecustomize`` that has the agent in place before any of the user's code,
-and for a foreign Python the agent itself with its entry point.
+"""A folder for PYTHONPATH: the agent with its entry point, and a ``sitecustomize`` that has it in place
+before any of the user's code.
 
-The agent is copied, the parts of kvtrace that need nothing but the standard library: a Python
-of another version then writes its byte code here and not into kvtrace's own installation.
+The agent is copied, the parts of kvtrace that need nothing but the standard library: the command may run in
+any Python in the end, and one of another version then writes its byte code here and not into kvtrace's own
+installation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _TARGET = "kvtrace.agent.plugin:activate"
 _EXTEND = "\nfrom pkgutil import extend_path as _extend_path\n\n__path__ = _extend_path(__path__, __name__)\n"
 
 # Python imports one module of this name: the user's own, which this one hides, is run in its place. Every
-# Python of the command reads it, from 2.7 on; nothing of ours may show where the agent can't run.
+# Python of the command reads it; nothing of ours may show where the agent can't run.
 _SITECUSTOMIZE = '''\
 """Written by kvtrace run: the agent is in place before vLLM; then the user's own sitecustomize."""
 
@@ -37,33 +38,21 @@ if sys.version_info >= (3, 10):
         wait_for_vllm()
     except Exception:  # a Python that has no kvtrace, or one that can't read it
         pass
-_others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here]
 if sys.version_info >= (3,):
     import importlib.machinery
     import importlib.util
 
+    _others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here]
     _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
     if _spec is not None and _spec.loader is not None:
         _theirs = importlib.util.module_from_spec(_spec)
         sys.modules["sitecustomize"] = _theirs
         _spec.loader.exec_module(_theirs)
-else:
-    import imp
-
-    try:
-        _found = imp.find_module("sitecustomize", _others)
-    except ImportError:
-        _found = None
-    if _found is not None:
-        imp.load_module("sitecustomize", *_found)
 '''
 
 
-def make_overlay(where: Path, with_agent: bool) -> Path:
+def make_overlay(where: Path) -> Path:
     """Create ``where`` (or, where its path cannot stand in PYTHONPATH, a temporary folder).
-
-    Args:
-        with_agent: whether the agent is copied into it, for a Python that may not have kvtrace.
 
     Raises:
         OSError: it cannot be written.
@@ -78,8 +67,7 @@ def make_overlay(where: Path, with_agent: bool) -> Path:
             raise
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
     (where / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="ascii")
-    if with_agent:
-        _copy_agent(where)
+    _copy_agent(where)
     return where
 
 

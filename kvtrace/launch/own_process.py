@@ -27,8 +27,6 @@ def write_run(run_dir: Path, name: str, started_wall_ns: int, **more: Any) -> No
     command = [sys.executable, *sys.argv]
     of_this_process: dict[str, Any] = {
         "command": command,
-        "cwd": os.getcwd(),
-        "plugins": {"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
         "ended_wall_ns": time.time_ns(),
         "processes": [
             {

@@ -61,13 +61,12 @@ class ProcessTable:
 
     Args:
         config: the text of the agent's configuration that this run hands down.
-        overlay: the folder that it put on PYTHONPATH, if any.
+        overlay: the folder that it put on PYTHONPATH.
     """
 
-    def __init__(self, config: str, overlay: Path, foreign: bool, proc: Path = Path("/proc")) -> None:
+    def __init__(self, config: str, overlay: Path, proc: Path = Path("/proc")) -> None:
         self._config = f"{CONFIG_VARIABLE}={config}".encode(errors="surrogateescape")
         self._overlay = str(overlay)
-        self._foreign = foreign
         self._proc = proc
         self._known: set[int] = set()
         self._live: dict[int, RunProcess] = {}
@@ -159,20 +158,18 @@ class ProcessTable:
         if self._config not in entries:
             return f"its environment lacks {CONFIG_VARIABLE} (sudo, env -i or a container drops it)"
         path = os.fsdecode(variables.get(b"PYTHONPATH", b"")).split(os.pathsep)
-        on_path, ignored = self._overlay in path, ignores_pythonpath(argv)
-        if on_path and not ignored:
+        if self._overlay not in path:
+            lost = "PYTHONPATH was replaced on the way and leaves kvtrace's folder out"
+        elif ignores_pythonpath(argv):
+            lost = "python -I or -E ignores PYTHONPATH"
+        else:
             return None
         # Left is vLLM's own way, its plugins.
         plugins = variables.get(PLUGINS_VARIABLE.encode())
         if plugins is not None and ENTRY_POINT_NAME not in os.fsdecode(plugins).split(","):
             given = f"{PLUGINS_VARIABLE}={os.fsdecode(plugins)!r}"
-            lost = "PYTHONPATH was replaced" if not on_path else "python -I or -E ignores PYTHONPATH"
             return f"{lost}, and {given} leaves {ENTRY_POINT_NAME} out (add it there)"
-        if not self._foreign:
-            return None
-        if not on_path:
-            return "PYTHONPATH was replaced on the way and leaves kvtrace's folder out"
-        return "python -I or -E ignores PYTHONPATH (install kvtrace in that Python's environment)"
+        return f"{lost} (install kvtrace in that Python's environment)"
 
     def _pids(self) -> set[int]:
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kvtrace
-from kvtrace.trace.mask import mask_argv, mask_mapping
+from kvtrace.trace.mask import mask_argv
 from kvtrace.trace.sums import summed
 
 SCHEMA = "kvtrace.run/1"
@@ -28,10 +28,7 @@ class RunRecord:
 
     name: str
     command: Sequence[str]
-    cwd: str
     started_wall_ns: int
-    plugins: dict[str, str | None]
-    """What brings the agent in: the value of VLLM_PLUGINS, the folder put on PYTHONPATH."""
     ended_wall_ns: int | None = None
     exit_code: int | None = None
     signal: str | None = None
@@ -56,9 +53,5 @@ class RunRecord:
                 "python": platform.python_version(),
                 **vars(self),
                 "command": mask_argv(list(self.command)),
-                "plugins": {
-                    **self.plugins,
-                    **mask_mapping({k: v for k, v in self.plugins.items() if k != OVERLAY}),
-                },
             }
         )

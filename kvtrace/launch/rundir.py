@@ -35,7 +35,6 @@ class RunDir:
     def __init__(self, path: Path, created: list[Path]) -> None:
         self.path = path
         self._created = created  # outermost first; empty where the user's own directory is used
-        self._kept_before = set() if path in created else _entries(path)
 
     @classmethod
     def create(cls, name: str, output: Path | None = None, now: float | None = None) -> RunDir:
@@ -79,9 +78,8 @@ class RunDir:
         _remove_empty(self._created)
 
     def discard(self) -> None:
-        """Remove what :meth:`create` and this run made, and nothing else. Never raises."""
-        for entry in _entries(self.path) - self._kept_before:
-            target = self.path / entry
+        """Remove what :meth:`create` and this run made: it was empty before. Never raises."""
+        for target in _entries(self.path):
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target, ignore_errors=True)
             else:
@@ -142,11 +140,11 @@ def _require_empty(path: Path) -> None:
             os.chmod(path, _PRIVATE)
 
 
-def _entries(path: Path) -> set[str]:
+def _entries(path: Path) -> list[Path]:
     try:
-        return set(os.listdir(path))
+        return list(path.iterdir())
     except OSError:
-        return set()
+        return []
 
 
 def _remove_empty(created: list[Path]) -> None:

@@ -8,6 +8,14 @@ import sys
 from kvtrace.words import clean
 
 
+def at_a_terminal() -> bool:
+    """Whether somebody reads stderr as it comes."""
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()
+    except ValueError:  # closed
+        return False
+
+
 def say(text: str) -> None:
     """One line, without what a terminal would obey. A closed or full stderr is no reason to fail."""
     if sys.stderr is None:  # closed from the start: print would take stdout instead

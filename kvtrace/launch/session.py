@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -11,24 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvtrace.launch import environment, finish
+from kvtrace.launch import finish
 from kvtrace.launch.child import ASK, ChildEnd, run_child
+from kvtrace.launch.environment import child_environment
 from kvtrace.launch.errors import LaunchError, reason
 from kvtrace.launch.hanging import FrontWatch, named
-from kvtrace.launch.interpreter import find_program, runs_in_our_environment
+from kvtrace.launch.interpreter import find_program
 from kvtrace.launch.overlay import make_overlay
 from kvtrace.launch.processes import ProcessTable
 from kvtrace.launch.record import OVERLAY, RunRecord
 from kvtrace.launch.rest import write_rest
 from kvtrace.launch.rundir import RUN_FILE, RunDir, safe_name
 from kvtrace.launch.sample import Sampler
-from kvtrace.launch.say import say
-from kvtrace.launch.status import Status, at_a_terminal
+from kvtrace.launch.say import at_a_terminal, say
 from kvtrace.launch.stuck import StuckWatch
 from kvtrace.regular import write_json
 from kvtrace.trace import mask
 from kvtrace.trace.config import AgentConfig
-from kvtrace.trace.format import SPOOL_DIR
+from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_SECONDS = 2.0
@@ -80,31 +81,22 @@ class _Session:
     def __init__(self, rundir: RunDir, program: str, name: str, options: RunOptions) -> None:
         self.rundir = rundir
         self.started = False
-        self._status = Status(rundir.path, rundir.shown, at_a_terminal())
+        self._to_be_said = at_a_terminal()
         self._save_failed = False
         self._program = program
         self._command = options.command
-        foreign = not runs_in_our_environment(program, options.command, os.environ)
-        self._overlay = make_overlay(rundir.path / OVERLAY, with_agent=foreign)
+        self._overlay = make_overlay(rundir.path / OVERLAY)
         agent = replace(options.agent, dir=rundir.path, run=name)
         mask.use(agent.salt, agent.keep_settings)
         config = agent.to_text()
-        self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
-        self._table = ProcessTable(config, self._overlay, foreign)
+        self._environ = child_environment(os.environ, options.command, config, self._overlay)
+        self._table = ProcessTable(config, self._overlay)
         self._stuck = StuckWatch(rundir, options.stuck_after, self._pids)
         self._hanging = FrontWatch(
             rundir.path, options.stuck_after, lambda: self._table.processes, self._note
         )
         self._sampler = Sampler(rundir, options.sample, self._pids)
-        variable = environment.PLUGINS_VARIABLE
-        plugins = {variable: self._environ.get(variable), OVERLAY: str(self._overlay)}
-        self._record = RunRecord(
-            name=name,
-            command=options.command,
-            cwd=os.getcwd(),
-            started_wall_ns=time.time_ns(),
-            plugins=plugins,
-        )
+        self._record = RunRecord(name=name, command=options.command, started_wall_ns=time.time_ns())
         write_json(rundir.path / RUN_FILE, self._record.document())
 
     def _pids(self) -> set[int]:
@@ -121,7 +113,6 @@ class _Session:
         self._record.ended_wall_ns = time.time_ns()
         self._record.exit_code, self._record.signal = outcome.code, outcome.signal
         self._stuck.stop()
-        self._hanging.stop()
         self._wait_for_stragglers()
         self._look(self._end_samples)
         if not (self.rundir.path / SPOOL_DIR).is_dir():
@@ -165,11 +156,18 @@ class _Session:
         self._look(lambda: self._table.start(pid, self._command))
 
     def _on_tick(self) -> None:
-        self._status.look()
+        self._look(self._say_traced)
         self._look(self._table.scan)
         self._look(self._stuck.tick)
         self._look(self._hanging.tick)
         self._look(self._sampler.tick)
+
+    def _say_traced(self) -> None:
+        """Once, to who sits at the terminal: that the tracing has begun, and where to look at it."""
+        if self._to_be_said and any((self.rundir.path / SPOOL_DIR).glob(f"*{SPOOL_SUFFIX}")):
+            self._to_be_said = False
+            where = shlex.quote(self.rundir.shown)
+            say(f"vLLM is traced; to look at it while it runs: kvtrace top {where}")
 
     def _on_signal(self, signum: int) -> None:
         if signum == ASK:

@@ -102,7 +102,7 @@ def run(tmp_path: Path, outside: Path) -> Path:
         "schema": "kvtrace.run/1", "name": "../outside", "command": [str(outside / "mine.py")],
         "exit_code": 0, "started_wall_ns": now, "ended_wall_ns": now, "processes": [row],
         "profiles": ["../outside/secret.txt", str(outside / "secret.txt")],
-        "spools": {"../../outside/secret.txt": 3}, "cwd": str(outside), "plugins": {"overlay": str(outside)},
+        "spools": {"../../outside/secret.txt": 3},
     }  # fmt: skip
     (tmp_path / "run" / "run.json").write_text(json.dumps(summed(document)))
     other = Sim(tmp_path / "other", tag=9, pid=900)

@@ -38,7 +38,7 @@ def python(tmp_path: Path, code: str, *options: str, path: str = "", traced: boo
     run = tmp_path / "run"
     overlay = run / "overlay"
     if not overlay.is_dir():
-        make_overlay(overlay, with_agent=True)
+        make_overlay(overlay)
     config = AgentConfig(run, new_salt()).to_text()
     environ = child_environment(os.environ | {"PYTHONPATH": path}, [], config, overlay)
     if not traced:
@@ -97,7 +97,7 @@ def test_the_users_own_sitecustomize_runs_in_its_place(tmp_path: Path, traced: b
 
 def test_what_the_users_sitecustomize_raises_is_as_without_us(tmp_path: Path) -> None:
     environ = os.environ | {"PYTHONPATH": users_sitecustomize(tmp_path, "raise RuntimeError('mine')\n")}
-    overlay = make_overlay(tmp_path / "overlay", with_agent=True)
+    overlay = make_overlay(tmp_path / "overlay")
     told = []
     for given in (environ, child_environment(environ, [], "{}", overlay)):
         done = subprocess.run([sys.executable, "-c", "1"], env=given, capture_output=True, text=True)
@@ -106,14 +106,14 @@ def test_what_the_users_sitecustomize_raises_is_as_without_us(tmp_path: Path) ->
 
 
 def test_nested_runs_wait_once(tmp_path: Path) -> None:
-    inner = make_overlay(tmp_path / "inner", with_agent=True)
+    inner = make_overlay(tmp_path / "inner")
     code = "import sys; print(sum(type(f).__name__ == '_FirstImport' for f in sys.meta_path))"
     assert python(tmp_path, code, path=str(inner)) == "1\n"
 
 
 def test_where_something_came_first_the_targets_say_so(tmp_path: Path, vllm: Path) -> None:
     code = f"{WRAPPED}from kvtrace.agent.plugin import activate; activate()"
-    overlay = make_overlay(tmp_path / "run/overlay", with_agent=True)
+    overlay = make_overlay(tmp_path / "run/overlay")
     (overlay / "sitecustomize.py").unlink()
     assert python(tmp_path, code, path=str(vllm)) == "False\n"
     (path,) = spool_paths(tmp_path / "run")

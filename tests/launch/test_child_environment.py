@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 import kvtrace
-from kvtrace.launch import interpreter
 from kvtrace.launch.environment import child_environment
 from kvtrace.launch.errors import LaunchError
-from kvtrace.launch.interpreter import find_program, runs_in_our_environment
+from kvtrace.launch.interpreter import find_program
 from kvtrace.launch.overlay import make_overlay
 
 RAY = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
@@ -86,7 +85,7 @@ def _find(python: Path, overlay: Path, environ: dict[str, str] = CLEAN) -> dict[
 
 @pytest.mark.parametrize("pythonpath", [None, "/nowhere"])
 def test_a_foreign_python_finds_the_agent(foreign: Path, tmp_path: Path, pythonpath: str | None) -> None:
-    overlay = make_overlay(tmp_path / "overlay", with_agent=True)
+    overlay = make_overlay(tmp_path / "overlay")
     environ = CLEAN | ({"PYTHONPATH": pythonpath} if pythonpath else {})
     found = _find(foreign / "bin/python", overlay, environ)
     assert found == {
@@ -100,15 +99,15 @@ def test_a_foreign_python_finds_the_agent(foreign: Path, tmp_path: Path, pythonp
 
 def test_found_once_where_kvtrace_is_installed_too(foreign: Path, tmp_path: Path) -> None:
     first, second = (
-        make_overlay(tmp_path / "one", with_agent=True),
-        make_overlay(tmp_path / "two", with_agent=True),
+        make_overlay(tmp_path / "one"),
+        make_overlay(tmp_path / "two"),
     )
     found = _find(foreign / "bin/python", first, CLEAN | {"PYTHONPATH": str(second)})
     assert found["points"] == ["kvtrace.agent.plugin:activate"]
 
 
 def test_the_overlay_does_not_hide_an_installed_kvtrace(foreign: Path, tmp_path: Path) -> None:
-    overlay = make_overlay(tmp_path / "overlay", with_agent=True)
+    overlay = make_overlay(tmp_path / "overlay")
     source = str(Path(kvtrace.__file__).parent.parent)
     environ = child_environment(CLEAN | {"PYTHONPATH": source}, [], "{}", overlay)
     code = "import kvtrace.agent, kvtrace.launch.rundir as r; print(kvtrace.agent.__file__, r.__file__)"
@@ -119,7 +118,7 @@ def test_the_overlay_does_not_hide_an_installed_kvtrace(foreign: Path, tmp_path:
 
 
 def test_the_overlay_is_small_and_carries_no_byte_code(tmp_path: Path) -> None:
-    overlay = make_overlay(tmp_path / "overlay", with_agent=True)
+    overlay = make_overlay(tmp_path / "overlay")
     names = {path.name for path in overlay.iterdir()}
     assert names == {"kvtrace", f"kvtrace-{kvtrace.__version__}.dist-info", "sitecustomize.py"}
     assert {path.name for path in (overlay / "kvtrace").iterdir()} == {
@@ -133,7 +132,7 @@ def test_the_overlay_is_small_and_carries_no_byte_code(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_stand_in_pythonpath(tmp_path: Path) -> None:
-    overlay = make_overlay(tmp_path / "a:b" / "overlay", with_agent=True)
+    overlay = make_overlay(tmp_path / "a:b" / "overlay")
     try:
         assert os.pathsep not in str(overlay) and (overlay / "kvtrace/agent").is_dir()
     finally:
@@ -145,39 +144,6 @@ def _script(path: Path, first: str) -> str:
     path.write_text(f"{first}\n")
     path.chmod(0o755)
     return str(path)
-
-
-def test_which_programs_run_in_our_environment(
-    foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(interpreter, "_installed", lambda: True)
-    ours, theirs = sys.executable, str(foreign / "bin/python")
-    path = {"PATH": f"{Path(ours).parent}:/usr/bin:/bin"}
-    other = {"PATH": f"{foreign / 'bin'}:/usr/bin:/bin"}
-
-    def sure(program: str, *options: str, environ: dict[str, str] = path) -> bool:
-        return runs_in_our_environment(program, [program, *options], environ)
-
-    def vllm(first: str, number: int) -> str:
-        return _script(tmp_path / str(number) / "vllm", first)
-
-    assert sure(ours, "-m", "vllm.entrypoints.openai.api_server")
-    assert sure(vllm(f"#!{ours}", 1), "serve")
-    assert sure(vllm(f"#!{ours} -u", 2))
-    assert sure(vllm("#!/usr/bin/env python", 3))
-    assert sure(vllm("#!/usr/bin/env -S python -u", 4))
-    assert not sure(theirs, "-m", "vllm")
-    assert not sure(vllm(f"#!{theirs}", 5))
-    assert not sure(vllm("#!/usr/bin/env python", 6), environ=other)
-    # whatever a script, a shim or a launcher starts in the end is not sure
-    assert not sure(ours, "script.py")
-    assert not sure("/bin/sh", "-c", "vllm serve")
-    assert not sure(_script(tmp_path / "python", "#!/bin/sh"), "-m", "vllm")
-    assert not sure(_script(tmp_path / "vua-vllm", f"#!{ours}"), "serve")
-    assert not sure(vllm("#!/bin/bash", 7))
-    assert not sure(vllm("", 8))
-    monkeypatch.setattr(interpreter, "_installed", lambda: False)
-    assert not sure(ours, "-m", "vllm")
 
 
 def test_programs_are_found_like_a_shell_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_spools_and_their_pids(rundir: RunDir) -> None:
 
 
 def _table(*processes: RunProcess) -> ProcessTable:
-    table = ProcessTable("{}", Path("/run/overlay"), foreign=True)
+    table = ProcessTable("{}", Path("/run/overlay"))
     table.processes.extend(processes)
     return table
 
@@ -122,7 +122,7 @@ VLLM = RunProcess(9, 7, 0, ["python3", "/bin/vllm", "serve"])
             ["vLLM ran as pid 9, but BLOCKED"],
         ),
         (ChildEnd(0, None), [RunProcess(8, 7, 0, PYTHON.argv, obstacle="BLOCKED")], ["Python ran as pid 8"]),
-        (ChildEnd(0, None), [RunProcess(i, 1, 0, VLLM.argv) for i in range(9)], ["5 and 3 more"]),
+        (ChildEnd(0, None), [RunProcess(i, 1, 0, VLLM.argv) for i in range(9)], ["4 and 4 more"]),
     ],
 )
 def test_why_nothing_was_traced(outcome: ChildEnd, processes: list[RunProcess], texts: list[str]) -> None:

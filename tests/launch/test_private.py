@@ -119,7 +119,7 @@ def test_a_path_of_which_anybody_may_swap_a_part_is_refused(tmp_path: Path) -> N
 
 def test_a_folder_like_tmp_will_do_and_is_closed_to_others(shared: Path) -> None:
     made = RunDir.create("x", shared / "r1").path
-    overlay = make_overlay(made / "overlay", with_agent=False)
+    overlay = make_overlay(made / "overlay")
     planted = overlay / "sitecustomize.py"
     before = planted.read_bytes()
     if ROOT:
@@ -168,7 +168,7 @@ def test_an_overlay_elsewhere_is_made_where_only_we_can_write(
     tmp_path.chmod(0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(LaunchError, match="exchange kvtrace-overlay-"):
-        make_overlay(Path("a:b"), with_agent=False)
+        make_overlay(Path("a:b"))
     assert os.listdir(tmp_path) == []
 
 

@@ -29,7 +29,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def table() -> ProcessTable:
-    return ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
+    return ProcessTable(CONFIG, Path("/run/overlay"))
 
 
 def _start(stack: ExitStack, *argv: str, **environ: str) -> subprocess.Popen[bytes]:
@@ -96,7 +96,7 @@ def test_a_process_that_nobody_waits_for_has_ended(stack: ExitStack, table: Proc
         ({}, [], None),
         ({"VLLM_PLUGINS": "a,kvtrace"}, [], None),
         ({"VLLM_PLUGINS": ""}, [], None),  # the folder on PYTHONPATH is enough
-        ({"VLLM_PLUGINS": "", "PYTHONPATH": "/other"}, [], "replaced, and VLLM_PLUGINS=''"),
+        ({"VLLM_PLUGINS": "", "PYTHONPATH": "/other"}, [], "folder out, and VLLM_PLUGINS=''"),
         ({"VLLM_PLUGINS": "lora"}, ["-I"], "-E ignores PYTHONPATH, and VLLM_PLUGINS='lora'"),
         ({"KVTRACE_CONFIG": ""}, [], "lacks KVTRACE_CONFIG"),
         ({"PYTHONPATH": "/other"}, [], "PYTHONPATH was replaced"),
@@ -157,7 +157,7 @@ def test_the_table_is_bounded(stack: ExitStack, table: ProcessTable, monkeypatch
 
 
 def test_a_hostile_proc_is_survived(tmp_path: Path) -> None:
-    table = ProcessTable(CONFIG, tmp_path, foreign=True, proc=tmp_path)
+    table = ProcessTable(CONFIG, tmp_path, proc=tmp_path)
     for pid, stat in (("7", "garbage"), ("8", "8 (a) b) S x"), ("9", "")):
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "stat").write_text(stat)

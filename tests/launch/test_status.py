@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
 from pathlib import Path
 
-from kvtrace.launch.status import Status
-from kvtrace.trace.format import SPOOL_DIR
+import pytest
+from launching import ENVIRON, RUN
+
+RECORDS = "touch 'a run/spool/front-1.kvt'; sleep 1.5"
 
 
-def test_one_line_once_a_process_records(tmp_path: Path) -> None:
-    said: list[str] = []
-    status = Status(tmp_path, "reports/a run", True, said.append)
-    status.look()  # no directory yet
-    (tmp_path / SPOOL_DIR).mkdir()
-    status.look()
-    assert not said
-    (tmp_path / SPOOL_DIR / "front-1.kvt").touch()
-    status.look()
-    status.look()
-    assert said == ["vLLM is traced; to look at it while it runs: kvtrace top 'reports/a run'"]
-
-
-def test_nothing_where_no_terminal_is(tmp_path: Path) -> None:
-    said: list[str] = []
-    (tmp_path / SPOOL_DIR).mkdir()
-    (tmp_path / SPOOL_DIR / "front-1.kvt").touch()
-    Status(tmp_path, "r", False, said.append).look()
-    assert not said
+@pytest.mark.parametrize("terminal", [True, False])
+def test_one_line_once_a_process_records(tmp_path: Path, terminal: bool) -> None:
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    command = [*RUN, "-o", "a run", "--", "/bin/sh", "-c", RECORDS]
+    subprocess.run(command, cwd=tmp_path, env=ENVIRON, stderr=theirs, check=False)
+    os.set_blocking(ours, False)
+    said = os.read(ours, 1 << 16).decode()
+    line = "kvtrace: vLLM is traced; to look at it while it runs: kvtrace top 'a run'"
+    assert said.count(line) == terminal

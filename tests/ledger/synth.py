@@ -799,9 +799,9 @@ def run_json(
 ) -> None:
     (run_dir / "run.json").write_text(
         json.dumps(
-            {"schema": "kvtrace.run/1", "name": "test", "command": list(command), "cwd": "", "exit_code": 0,
+            {"schema": "kvtrace.run/1", "name": "test", "command": list(command), "exit_code": 0,
              "started_wall_ns": 1, "ended_wall_ns": 2, "signal": None, "host": "h", "kvtrace": "0.1.0",
-             "python": "3.11", "plugins": {}, "processes": list(processes), "notes": []}
+             "python": "3.11", "processes": list(processes), "notes": []}
         )
     )  # fmt: skip
 
