@@ -84,19 +84,11 @@ class StuckWatch:
         self._spools: dict[int, _Spool] = {}  # by inode: a spool gets another name when its role is known
         self._current: tuple[_Spool, Spy] | None = None
         self._ended = False
-        self._refused = False
         self._kept: dict[int, float] = {}  # index of a look -> when its process was seen second
         self.file = StuckFile()
 
     def ask(self) -> None:
         """Look at every process of the run now, whether it writes or not."""
-        if len(self.file.looks) >= MOST_ASKED:
-            if not self._refused:
-                say(
-                    f"{MOST_ASKED} looks are kept in {self._rundir.shown}/{STUCK_FILE}: there will be no more"
-                )
-            self._refused = True
-            return
         for spool in self._spools.values():
             spool.asked, spool.looked, spool.first = True, False, None
 
