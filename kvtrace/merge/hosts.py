@@ -113,12 +113,11 @@ def _documents(paths: Iterator[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first run's document, with the spools, files and pieces that the others name."""
+    """The first run's document, with the spools and files that the others name."""
     first = dict(documents[0])
     for other in documents[1:]:
-        for name in ("spools", "pieces"):
-            if isinstance(first.get(name), dict) and isinstance(other.get(name), dict):
-                first[name] = other[name] | first[name]
+        if isinstance(first.get("spools"), dict) and isinstance(other.get("spools"), dict):
+            first["spools"] = other["spools"] | first["spools"]
         if isinstance(first.get("files"), list) and isinstance(other.get("files"), list):
             first["files"] = first["files"] + other["files"]
     return summed(first)

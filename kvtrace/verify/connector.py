@@ -55,9 +55,7 @@ def transfer_config(connector: str, config: str | None) -> dict[str, Any]:
     return {"kv_connector": found["name"], **module, "kv_role": "kv_both", **fields}
 
 
-def command(
-    connector: str, config: str | None, model: Path, blocks: int, port: int | None = None
-) -> list[str]:
+def command(connector: str, config: str | None, model: Path, blocks: int) -> list[str]:
     """Starts a small server with it, and so many blocks."""
     transfer = json.dumps(transfer_config(connector, config))
     beside = Path(sys.executable).with_name("vllm")
@@ -65,7 +63,7 @@ def command(
     start = [vllm] if vllm else [sys.executable, "-m", "vllm.entrypoints.cli.main"]
     return [
         *start, "serve", str(model),
-        "--port", str(port or free_port()), "--host", "127.0.0.1",
+        "--port", str(free_port()), "--host", "127.0.0.1",
         "--block-size", str(BLOCK), "--max-num-batched-tokens", str(STEP), "--max-model-len", str(LONGEST),
         "--max-num-seqs", "16", BLOCKS, str(blocks), "--enforce-eager",
         "--kv-transfer-config", transfer,

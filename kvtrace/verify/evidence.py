@@ -11,20 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvtrace.grouped import grouped
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.ledger.loads.outcome import LoadOf, LostResumed
 from kvtrace.ledger.read import read_run
 from kvtrace.ledger.run import Engine, Run
-from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.terms import NOT_OBSERVED
-from kvtrace.trace import hooks, rows
+from kvtrace.trace import hooks
 from kvtrace.trace.facts import LoadErrorsFact
-from kvtrace.trace.format import SPOOL_DIR, WORDS, Kind, Role
-from kvtrace.trace.reader import Records, SpoolError, spool_paths
+from kvtrace.trace.format import SPOOL_DIR
+from kvtrace.trace.reader import Spool, SpoolError, of_type, spool_paths
 
 IDENT = "kvverify"
 _NUMBER = re.compile(rf"{IDENT}-(\d+)(?!\d)")
@@ -134,8 +130,7 @@ def read(directories: Sequence[Path]) -> Evidence:
 
 def _read(directory: Path) -> Evidence:
     run = read_run(directory)
-    scans = [spool for path in spool_paths(directory) if (spool := _scan(path)) is not None]
-    errors = _errors(scans)
+    errors = _errors(directory)
     loads = {load.request: load for load in run.load_rows}
     resumed = dict(grouped(run.lost_resumed, lambda one: one.request))
     in_hand, gone = _ended(run, _IN_HAND), _ended(run, (SaveEnd.LOST_LATER,))
@@ -178,10 +173,7 @@ def _read(directory: Path) -> Evidence:
     with_connector = [engine for engine in run.engines if engine.configured is not None]
     engines = with_connector or list(run.engines)
     engines.sort(key=lambda engine: engine.role != "kv_producer")
-    shares: dict[str, float] = {}
-    for scanned in scans:
-        shares |= {name: max(shares.get(name, 0.0), share) for name, share in _hook_shares(scanned).items()}
-    return Evidence(engines[-1] if engines else None, dict(seen), run, shares)
+    return Evidence(engines[-1] if engines else None, dict(seen), run, _hook_shares(run))
 
 
 def _ends_of(
@@ -196,30 +188,14 @@ def _ends_of(
     return dict(ends), reasons
 
 
-def _hook_shares(scanned: SpoolScan) -> dict[str, float]:
-    """Of one worker, on the host's clock."""
-    chunks = list(scanned.calls())
-    steps = rows.columns(rows.Execution, _of(Kind.EXEC, chunks))
-    calls = rows.columns(rows.HookCall, _of(Kind.HOOK, chunks))
-    order = np.argsort(steps.step, kind="stable")
-    step, spans = steps.step[order], (steps.t1 - steps.t0)[order].astype(float)
-    if not spans.sum() > 0:
-        return {}
-    at = np.minimum(np.searchsorted(step, calls.step), len(step) - 1)
-    inside = (rows.role(calls.head) == Role.WORKER) & (step[at] == calls.step)
-    codes, found = rows.code(calls.head), {}
-    for hook in hooks.TABLE:
-        own = inside & (codes == hook.code)
-        if hook.in_step and own.any():
-            spent = np.bincount(at[own], (calls.t1 - calls.t0)[own], len(step))
-            found[hook.name] = float(np.minimum(spent, spans).sum() / spans.sum())
+def _hook_shares(run: Run) -> dict[str, float]:
+    """Of the worker that each hook takes most of, on the host's clock."""
+    found: dict[str, float] = {}
+    for worker in run.workers():
+        for name, spent in worker.hook_ns.items():
+            if hooks.BY_NAME[name].in_step and worker.exec_ns:
+                found[name] = max(found.get(name, 0.0), spent / worker.exec_ns)
     return found
-
-
-def _of(kind: Kind, chunks: Sequence[tuple[Records, NDArray[np.uint8]]]) -> Records:
-    return np.concatenate(
-        [np.empty((0, WORDS), np.int64), *(chunk[kinds == kind] for chunk, kinds in chunks)]
-    )
 
 
 _IN_HAND = (
@@ -239,18 +215,15 @@ def _ended(run: Run, ends: Sequence[SaveEnd]) -> Mapping[int, int]:
     return found
 
 
-def _scan(path: Path) -> SpoolScan | None:
-    try:
-        return scan(path)
-    except SpoolError:
-        return None
-
-
-def _errors(scans: Sequence[SpoolScan]) -> dict[str, list[LoadErrorsFact]]:
+def _errors(directory: Path) -> dict[str, list[LoadErrorsFact]]:
     found: dict[str, list[LoadErrorsFact]] = defaultdict(list)
-    for one in scans:
-        for fact in one.facts_of(LoadErrorsFact):
-            found[fact.request].append(fact)
+    for path in spool_paths(directory):
+        with suppress(SpoolError):
+            spool = Spool(path)
+            for _ in spool.chunks():
+                pass  # its facts come as it is read
+            for _, fact in of_type(LoadErrorsFact, spool.documents()):
+                found[fact.request].append(fact)
     return found
 
 

@@ -166,13 +166,11 @@ def error_line(one: Asked, what: Observed) -> str:
     if not apart:
         return f"{one.id}: the same, bit by bit, in {plural(one.seen.compared, 'block')}"
     worst = max(layers, key=lambda name: layers[name].mean)
-    least = min(layers, key=lambda name: layers[name].mean)
-    which = "" if worst == least else f", most in {worst}, least in {least} ({share(layers[least].mean)})"
     own = noise(what)
     beside = f"the engine's own noise {percent(own)}" if own is not None else "no noise was measured"
     return (
         f"{one.id}: error {share(error[0])} on the mean, {share(error[1])} at most, in {len(apart)} of "
-        f"{plural(len(layers), 'layer')}{which}; {beside}"
+        f"{plural(len(layers), 'layer')}, most in {worst}; {beside}"
     )
 
 

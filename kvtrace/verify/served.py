@@ -22,8 +22,6 @@ from kvtrace.verify.http import Client
 from kvtrace.verify.usage import usage
 from kvtrace.words import clean
 
-COPIES = 1024
-"""Blocks of which copies are kept."""
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _LONGEST_PAUSE = 2.0
@@ -195,7 +193,7 @@ class TracedServer:
         """Raises VerifyError."""
         served, runs = (self._other, self._runs_of_other) if other else (self._command, self.runs)
         run = self._directory / f"{'other' if other else 'run'}-{len(runs) + 1}"
-        command = child.words(run, COPIES, served)
+        command = child.words(run, served)
         server = Server(command, served, self._directory / "server.log", self._patience)
         self._server = server
         runs.append(run)

@@ -41,7 +41,7 @@ def test_the_same_command_without_its_connector() -> None:
 
 
 def test_a_connector_gets_a_small_server(tmp_path: object) -> None:
-    words = command("mine.kv:Mine", '{"place": "x"}', tmp_path, 80, port=7)  # type: ignore[arg-type]
+    words = command("mine.kv:Mine", '{"place": "x"}', tmp_path, 80)  # type: ignore[arg-type]
     assert words[words.index("--num-gpu-blocks-override") + 1] == "80"
     config = json.loads(words[words.index("--kv-transfer-config") + 1])
     assert config == {

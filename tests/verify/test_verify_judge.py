@@ -10,13 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
-from kvtrace.trace import hooks, rows
 from kvtrace.trace.config import STORE_FULL, STORE_SLOW
-from kvtrace.trace.format import Kind, Role, pack_head
 from kvtrace.verify.alone import AskedAlone, judged_alone
 from kvtrace.verify.answers import Answer, Answered, Stopped, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
@@ -1174,16 +1171,8 @@ def test_a_hook_that_fills_the_steps_it_works_in_holds_them_up() -> None:
         assert verdict_of("hook-share", replace(what, evidence=taken)).answer is answer
 
 
-def test_a_hooks_share_is_of_the_time_of_all_steps() -> None:
-    save = pack_head(Kind.HOOK, Role.WORKER, hooks.SAVE_LAYER.code, 1, 0)
-    records: list[tuple[int, ...]] = []
-    for step in range(1, 11):  # ten steps of 100 ns; in three of them four calls of 20 ns, else of 1 ns
-        records += [rows.Execution(pack_head(Kind.EXEC, Role.WORKER), 0, 100, step, 1, 1, -1, 0)]
-        records += [rows.HookCall(save, 0, 20 if step <= 3 else 1, step, 0, 0, 0, 0)] * 4
-    table = np.array(records)
-    kinds = rows.kind(table[:, 0])
-    chunks = [(table[:20], kinds[:20]), (table[20:], kinds[20:])]
-    spool: Any = SimpleNamespace(calls=lambda: iter(chunks))
-    assert _hook_shares(spool) == {hooks.SAVE_LAYER.name: 0.268}
-    nothing: Any = SimpleNamespace(calls=lambda: iter(()))
-    assert _hook_shares(nothing) == {}
+def test_a_hooks_share_is_of_the_worker_that_it_takes_most_of() -> None:
+    spent = [{"save_kv_layer": 20, "build_connector_meta": 90}, {"save_kv_layer": 30}, {"save_kv_layer": 5}]
+    workers = [SimpleNamespace(hook_ns=one, exec_ns=ns) for one, ns in zip(spent, (100, 100, 0), strict=True)]
+    run: Any = SimpleNamespace(workers=lambda: workers)
+    assert _hook_shares(run) == {"save_kv_layer": 0.3}
