@@ -65,7 +65,6 @@ class WorkerMarks:
     spent: Array  # nanoseconds of execute_model
     in_hooks: Array
     tokens: Array
-    dummies: Array  # times of dummy runs, ascending
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,10 @@ class Runs:
     tokens: Array
     modes: Array
     marks: Array
-    dummies: Array
 
 
 def executions(run_dir: Path, worker: Worker) -> Runs:
-    """The steps that a worker ran, distinct and ascending, and its dummy runs."""
+    """The steps that a worker ran, distinct and ascending: no dummy runs."""
     parts: list[Records] = []
     for chunk, _ in _chunks(run_dir, worker):
         parts.append(chunk[rows.kind(chunk[:, 0]) == rows.KIND_OF[rows.Execution]])
@@ -93,7 +91,7 @@ def executions(run_dir: Path, worker: Worker) -> Runs:
     return Runs(
         steps=steps, t0=ran.t0[mine][first], spent=spent(ran.t0, ran.t1)[mine][first],
         tokens=ran.tokens[mine][first],
-        modes=ran.mode[mine][first], marks=flags[mine][first], dummies=np.sort(ran.t0[dummy]),
+        modes=ran.mode[mine][first], marks=flags[mine][first],
     )  # fmt: skip
 
 
@@ -132,7 +130,7 @@ def _collect(run_dir: Path, worker: Worker, steps: Array, ran: Runs) -> WorkerMa
     filling = _Filling(worker, steps, marks, in_hooks)
     for chunk, names in _chunks(run_dir, worker):
         filling.add(chunk, names)
-    return WorkerMarks(worker, marks, t0, took, in_hooks, tokens, ran.dummies)
+    return WorkerMarks(worker, marks, t0, took, in_hooks, tokens)
 
 
 def _chunks(run_dir: Path, worker: Worker) -> Iterator[tuple[Records, Mapping[int, str]]]:

@@ -13,7 +13,7 @@ from kvtrace.ledger.run import Engine, Process, Run, Span
 from kvtrace.ledger.scan import of_a_connector
 from kvtrace.ledger.steps import Array, of_engine
 from kvtrace.picture import kinds
-from kvtrace.picture.bins import columns, drawn, looks
+from kvtrace.picture.bins import drawn, looks
 from kvtrace.picture.cells import grid, loads
 from kvtrace.picture.collect import Runs, WorkerMarks, busy, collect, executions
 from kvtrace.picture.lanes import KINDS, Step, Timed, chosen, lanes
@@ -60,12 +60,10 @@ def draw(run_dir: Path) -> Picture:
     for one in records:
         one.t = round(one.t - begin, 3)
     steps = {step: (round(t0 - begin, 3), round(t1 - begin, 3)) for step, (t0, t1) in steps.items()}
-    used = _used(maps, run.spans, read.prompt)
-    numbers = {number: at for at, number in enumerate(used)}
     return Picture(
-        kinds=[kinds.KINDS[number] for number in used],
-        maps=[_renumbered(one, numbers) for one in maps],
-        lanes=lanes(run, records, run.spans, steps, numbers),
+        kinds=list(kinds.KINDS),
+        maps=maps,
+        lanes=lanes(run, records, run.spans, steps),
         requests=len(run.requests),
         notes=notes,
     )
@@ -91,17 +89,14 @@ def _engine(
         return [], {}
     ran = {worker.spool: executions(run_dir, worker) for worker in engine.workers}
     steps = _steps(engine, spans, ran)
+    steps, seen = busy(steps, collect(run_dir, engine, steps, ran), spans)
     if not len(steps):
         return [], {}
-    seen = collect(run_dir, engine, steps, ran)
-    steps, seen = busy(steps, seen, spans)
     prompt = np.array([read[1].get(step, 0) for step in steps.tolist()], dtype=np.int64)
     cells = grid(engine, steps, seen, spans, prompt)
-    there = columns(steps, seen)
-    maps = [drawn(engine, cells, seen, there, look) for look in looks(engine, cells, seen, there)]
+    maps = [drawn(engine, cells, seen, look) for look in looks(engine, cells)]
     if (loaded := loads(cells, seen)) is not None:
-        found = looks(engine, loaded, seen, there)
-        maps += [replace(drawn(engine, loaded, seen, there, look), what="loads") for look in found]
+        maps += [replace(drawn(engine, loaded, seen, look), what="loads") for look in looks(engine, loaded)]
     return maps, _times(steps, seen, read[0])
 
 
@@ -164,20 +159,3 @@ class _Read:
             if ident in self._wanted:
                 status = names.get(getattr(row, "status_name", 0), "").rsplit(".", 1)[-1]
                 self.records.append(Timed((words[1] + shift) / 1e6, row, ident, status))
-
-
-def _used(maps: Sequence[Map], spans: Sequence[Span], prompt: Mapping[int, int]) -> list[int]:
-    """Numbers of the kinds that the picture has, ascending; and those that kinds of its spans merge to."""
-    used = {kind for one in maps for kind, _ in one.counts}
-    alone = {kinds.of_outcome(span.outcome) for span in spans if span.step > 0}
-    merged = {kinds.worse(one, other) for one in alone for other in alone}
-    merged |= {kinds.worse(one, other) for one in merged for other in alone}
-    if prompt:
-        merged.add(kinds.AGAIN)
-    return sorted(used | {kinds.NUMBER[one] for one in merged})
-
-
-def _renumbered(one: Map, numbers: Mapping[int, int]) -> Map:
-    mixes = [[numbers[v] if at % 2 == 0 else v for at, v in enumerate(mix)] for mix in one.mixes]
-    counts = [[numbers[kind], total] for kind, total in one.counts]
-    return replace(one, mixes=mixes, counts=counts)

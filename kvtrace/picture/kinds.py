@@ -44,7 +44,6 @@ SAVED_STATES = frozenset({State.SAVED, State.READ, State.DECLARED})
 _ORDER = {state: number for number, state in enumerate(State)}
 
 NOTHING = CellKind(State.ABSENT)
-DUMMY = CellKind(State.DUMMY)
 QUIET = CellKind(State.QUIET)
 IDLE = CellKind(State.QUIET, "nothing to compute")
 AGAIN = CellKind(State.QUIET, "prompt tokens that were computed again, or given up")
@@ -83,7 +82,7 @@ _OPEN = frozenset({State.NO_WORK, State.UNKNOWN})
 KINDS: tuple[CellKind, ...] = tuple(
     dict.fromkeys(
         (
-            NOTHING, DUMMY, QUIET, IDLE, AGAIN, READ, DECLARED, CellKind(State.SAVED), CellKind(State.PARTLY),
+            NOTHING, QUIET, IDLE, AGAIN, READ, DECLARED, CellKind(State.SAVED), CellKind(State.PARTLY),
             LOADED, LOAD_DECLARED, LOAD_IDLE, NO_LOAD, LOAD_RAISED,
             CellKind(State.UNKNOWN), IN_PROGRESS, NO_CALL, NOT_AROUND, CellKind(State.LOST), *OF_END.values(),
         )

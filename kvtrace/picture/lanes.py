@@ -42,7 +42,6 @@ def _bars(
     records: Iterable[Timed],
     outcomes: Mapping[int, Counter[CellKind]],
     steps: Mapping[int, Step],
-    numbers: Mapping[int, int],
 ) -> list[Bar]:
     """The prefill chunks of a request, also those of which the ledger counts no token there."""
     found = []
@@ -51,7 +50,7 @@ def _bars(
             step, outcome = one.row.step, outcomes.get(one.row.step, Counter())
             kind = reduce(kinds.worse, outcome) if outcome else kinds.AGAIN
             where = (*steps[step], step & STEP_MASK, one.row.start, one.row.start + one.row.tokens)
-            found.append(Bar(*where, numbers[kinds.NUMBER[kind]], _share(outcome)))
+            found.append(Bar(*where, kinds.NUMBER[kind], _share(outcome)))
     return found
 
 
@@ -65,19 +64,12 @@ def chosen(run: Run) -> list[int]:
     return sorted([*worst, *rest[: MOST_LANES - len(worst)]])
 
 
-def lanes(
-    run: Run,
-    records: Iterable[Timed],
-    spans: Sequence[Span],
-    steps: Mapping[int, Step],
-    numbers: Mapping[int, int],
-) -> list[Lane]:
+def lanes(run: Run, records: Iterable[Timed], spans: Sequence[Span], steps: Mapping[int, Step]) -> list[Lane]:
     """One lane a chosen request, in order of arrival.
 
     Args:
         records: of the chosen requests, in order of time.
         steps: with the engine's tag.
-        numbers: number in kinds.KINDS -> number in the picture.
     """
     of_id: dict[str, list[Timed]] = defaultdict(list)
     for one in records:
@@ -86,7 +78,7 @@ def lanes(
     found = []
     for row in chosen(run):
         request = run.requests[row]
-        bars = _bars(of_id.get(request.id, ()), outcomes.get(row, {}), steps, numbers)
+        bars = _bars(of_id.get(request.id, ()), outcomes.get(row, {}), steps)
         marks = _marks(of_id.get(request.id, ()))
         times = [*(bar.t0 for bar in bars), *(mark.t for mark in marks)]
         if not times:
@@ -95,7 +87,7 @@ def lanes(
         bars.sort(key=lambda bar: bar.t0)
         found.append(
             Lane(
-                id=request.id, engine=request.engine, prompt=request.prompt, begin=min(times),
+                id=request.id, prompt=request.prompt, begin=min(times),
                 end=max(ended) if ended else None, bars=bars[:MOST_BARS], marks=_few(marks),
                 more=max(0, len(bars) - MOST_BARS) + max(0, len(marks) - MOST_MARKS),
             )
@@ -122,7 +114,7 @@ def _marks(records: Iterable[Timed]) -> list[Mark]:
     for one in records:
         said = _SAYS[type(one.row)](one) if type(one.row) in _SAYS else None
         if said:
-            found.append(Mark(one.t, said[0], getattr(one.row, "step", 0) & STEP_MASK, said[1]))
+            found.append(Mark(one.t, *said))
     return found
 
 

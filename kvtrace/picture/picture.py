@@ -37,7 +37,6 @@ class State(Enum):
         "nothing to save",
         "decode, or prompt tokens computed again or given up; nothing was to be stored",
     )
-    DUMMY = "u", "dummy run", "a warm-up, profiling or idle run of the engine: it never counts"
     ABSENT = "-", "no record", "the worker left no record of the step"
 
     def __init__(self, letter: str, label: str, meaning: str) -> None:
@@ -58,11 +57,10 @@ class Map:
 
     ``row_of[layer]`` is the row of a layer; ``rows[row]`` lists (cells, mix) alternately: so many cells side
     by side with this mix; ``mixes[mix]`` lists (kind, steps) alternately. ``first``, ``last``: the numbers of
-    a cell's first and last step, 0 for dummy runs; ``steps`` how many; ``prompt``, ``decode``: their tokens;
+    a cell's first and last step; ``total``: all steps, ``per`` a cell; ``prompt``, ``decode``: their tokens;
     ``forward_ms``, ``hooks_ms``: the mean time of a step, and in the connector's hooks of it.
     """
 
-    engine: int
     workers: list[str]
     layers: list[str]
     total: int
@@ -72,7 +70,6 @@ class Map:
     mixes: list[list[int]]
     first: list[int]
     last: list[int]
-    steps: list[int]
     prompt: list[int]
     decode: list[int]
     forward_ms: list[float]
@@ -102,7 +99,6 @@ class Mark:
 
     t: float
     what: str
-    step: int
     text: str
 
 
@@ -111,7 +107,6 @@ class Lane:
     """One request; ``end`` is None while it goes on."""
 
     id: str
-    engine: int
     prompt: int
     begin: float
     end: float | None
@@ -123,6 +118,7 @@ class Lane:
 @dataclass(frozen=True)
 class Picture:
     kinds: list[CellKind] = field(default_factory=list)
+    """Every kind there is, as maps and bars number them."""
     maps: list[Map] = field(default_factory=list)
     lanes: list[Lane] = field(default_factory=list)
     requests: int = 0

@@ -5,7 +5,7 @@
   const data = JSON.parse(document.getElementById("kvtrace-picture").textContent);
   const kinds = data.kinds; // [letter, label, why]
   const FAULTS = "ELXG";
-  const QUIET = "duon-";
+  const QUIET = "don-";
   const ORDER = "SRDPIiW?";
   const LEAST = 0.5; // of a cell's height, for a fault in it
   const MOST = 0.25; // what quiet steps take beside others
@@ -85,15 +85,16 @@
     return [];
   }
 
+  const stepsIn = (map, column) => Math.min(map.per, map.total - column * map.per);
+
   function stepsText(map, column) {
-    const [first, last, n] = [map.first[column], map.last[column], map.steps[column]];
-    if (!last) return many(n, "dummy run");
+    const [first, last, n] = [map.first[column], map.last[column], stepsIn(map, column)];
     return first === last ? "step " + count(first) : "steps " + count(first) + " to " + count(last) + " (" + count(n) + ")";
   }
 
   function cellText(map, column, layer) {
     const mix = mixAt(map, column, layer), lines = [stepsText(map, column) + ", " + map.layers[layer]];
-    const total = map.steps[column];
+    const total = stepsIn(map, column);
     for (let i = 0; i < mix.length; i += 2) {
       lines.push((total > 1 ? count(mix[i + 1]) + " of " + count(total) + ": " : "") + label(mix[i]));
     }
@@ -196,7 +197,7 @@
         axis({ type: "value", gridIndex: 1, min: 0, max: columns, show: false }),
         axis({ type: "log", gridIndex: 1, min: lowest, max: highest, axisTick: { show: false }, axisLine: { show: false }, splitLine: { show: true, lineStyle: { color: color("line"), opacity: 0.6 } }, axisLabel: { color: color("dim"), fontSize: 11, hideOverlap: true, formatter: span } }),
       ] : [];
-      const step = (value) => { const at = Math.floor(value); return at >= columns || at !== value ? "" : map.first[at] ? String(map.first[at]) : "·"; };
+      const step = (value) => { const at = Math.floor(value); return at >= columns || at !== value ? "" : String(map.first[at]); };
       const grids = [{ left, right: 12, top: 8, height: layers * row, outerBoundsMode: "none" }];
       if (timed) grids.push({ left, right: 12, top: 8 + layers * row + 40, height: 64, outerBoundsMode: "none" });
       const bars = (values, fill, name) => ({
