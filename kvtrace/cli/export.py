@@ -28,7 +28,9 @@ def export(
     """Write a run, or a part of it, for other programs."""
     from kvtrace.export.run import open_run
     from kvtrace.export.selection import Wanted, parse_steps
+    from kvtrace.merge.one_run import one_run
 
+    one_run(path, "export")
     chosen = BY_NAME[one_of("--format", format, tuple(BY_NAME))]
     chosen.check()
     run = open_run(path, Wanted(parse_steps(steps), layers, request))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -32,34 +32,27 @@ def parse_size(text: str) -> int:
     return size
 
 
-_NUMBERS: Mapping[str, tuple[re.Pattern[str], Callable[[float], bool], str, str]] = {
-    "--budget": (
-        re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%\Z"), lambda number: 0 < number <= 100,
-        "share", "write a percentage above 0 and up to 100, for example 1%",
-    ),
-    "--stuck-after": (
-        re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*s?\Z"), lambda number: number <= 86400,
-        "time", "write seconds, for example 30; 0 turns it off",
-    ),
-    "--sample": (
-        re.compile(r"(\d+)\Z"), lambda number: number <= 1000,
-        "rate", "write samples per second, up to 1000, for example 50",
-    ),
-}  # fmt: skip
-"""Option -> how its number is written, which are meant, what it is, and what to write."""
-
-
-def parse_number(option: str, text: str) -> float:
-    """``1%``, ``2.5``, ``50`` -> the number.
+def parse_share(option: str, text: str) -> float:
+    """``10%`` -> 0.1, "" -> 0.
 
     Raises:
-        KvtraceError: it is none, or out of the option's range.
+        KvtraceError: no percentage.
     """
-    shape, fits, what, how = _NUMBERS[option]
-    match = shape.match(text.strip())
-    if match is None or not fits(float(match.group(1))):
-        raise KvtraceError(f"{option} {text!r} is no {what}", how)
-    return float(match.group(1))
+    number = text.strip().removesuffix("%").strip()
+    try:
+        share = float(number or 0) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 10 or (text and not text.strip().endswith("%")):
+        raise KvtraceError(f"{option} {text!r} is no share", "write a percentage, for example 5%")
+    return share
+
+
+def _budget(text: str) -> float:
+    share = parse_share("--budget", text)
+    if not 0 < share <= 1:
+        raise KvtraceError(f"--budget {text!r} is out of range", "it is above 0% and up to 100%")
+    return share
 
 
 def one_of(option: str, text: str, known: Sequence[str]) -> str:
@@ -141,16 +134,20 @@ def run(
         help="Record the strings of the command line and of the connector's configuration as they are; else "
         "what may be a secret becomes its length and a digest.",
     ),
-    stuck_after: str = typer.Option(
-        "30",
+    stuck_after: float = typer.Option(
+        30.0,
         "--stuck-after",
+        min=0,
+        max=86400,
         metavar="SECONDS",
         help="Look with py-spy (kvtrace[spy]) at where a process of vLLM stands that has recorded nothing "
         "for so long; 0: only on 'kill -RTMIN PID' of kvtrace, or s in kvtrace top.",
     ),
-    sample: str = typer.Option(
-        "0",
+    sample: int = typer.Option(
+        0,
         "--sample",
+        min=0,
+        max=1000,
         metavar="RATE",
         help="Record a py-spy profile (kvtrace[spy]) of each worker and engine core: so many samples per "
         "second, in speedscope format beside the trace.",
@@ -172,10 +169,9 @@ def run(
         Path(), new_salt(),
         limit_bytes=parse_size(limit),
         device_timing=one_of("--device-timing", device_timing, TIMINGS),
-        budget=AgentConfig.budget if budget is None else parse_number("--budget", budget) / 100,
+        budget=AgentConfig.budget if budget is None else _budget(budget),
         watch=one_of("--watch", watch, WATCHES),
         metadata_adapter=adapter, keep_messages=keep_messages, keep_settings=keep_settings,
         credit=AgentConfig.credit if budget is None else 0.0,
     )  # fmt: skip
-    stuck, rate = parse_number("--stuck-after", stuck_after), parse_number("--sample", sample)
-    raise typer.Exit(run_session(RunOptions(command, agent, output, name, stuck, round(rate))))
+    raise typer.Exit(run_session(RunOptions(command, agent, output, name, stuck_after, sample)))

@@ -22,15 +22,6 @@ def drawn(lines: list[Styled], colours: bool) -> str:
     return "\x1b[H" + "\r\n".join(f"{line}\x1b[K" for line in shown) + "\x1b[J"
 
 
-def size() -> tuple[int, int]:
-    """Columns and lines; 80 and 24 where the terminal does not tell."""
-    try:
-        columns, lines = os.get_terminal_size(sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):
-        columns = lines = 0
-    return columns or 80, lines or 24
-
-
 class Keys:
     """The keyboard: what somebody asked for."""
 

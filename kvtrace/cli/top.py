@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 import typer
@@ -50,11 +51,10 @@ def top(
 
 
 def _text(look: Snapshot, no_color: bool) -> str:
-    from kvtrace.cli.terminal_screen import size
     from kvtrace.render.live import HEIGHT, picture
 
     here = screen(no_color)
-    height = size()[1] - 1 if sys.stdout.isatty() else HEIGHT
+    height = get_terminal_size().lines - 1 if sys.stdout.isatty() else HEIGHT
     lines = picture(look, here.width, height)
     return "".join(f"{line.coloured() if here.colours else line.plain()}\n" for line in lines)
 
@@ -65,7 +65,7 @@ def _follow(watch: LiveRun, every: float, colours: bool) -> None:
     Raises:
         KeyboardInterrupt: somebody did.
     """
-    from kvtrace.cli.terminal_screen import drawn, size, taken_over
+    from kvtrace.cli.terminal_screen import drawn, taken_over
     from kvtrace.render.live import picture
 
     notice, pictures = "", 0
@@ -76,7 +76,7 @@ def _follow(watch: LiveRun, every: float, colours: bool) -> None:
                 return
             if pictures:
                 look, pictures = replace(look, notice=notice), pictures - 1
-            sys.stdout.write(drawn(picture(look, *size()), colours))
+            sys.stdout.write(drawn(picture(look, *get_terminal_size()), colours))
             sys.stdout.flush()
             asked = keys.asked(every)
             if asked == "end":

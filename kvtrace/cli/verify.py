@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from kvtrace.cli.output import NO_COLOR, format_option, screen
+from kvtrace.cli.run import parse_share
 from kvtrace.cli.screen import wrote
 from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format, page_formats
@@ -131,7 +132,7 @@ def verify(
     from kvtrace.cli.writing import write_file
     from kvtrace.launch.say import say
     from kvtrace.verify.property import SUITES
-    from kvtrace.verify.session import Options, Small, parse_share, verify
+    from kvtrace.verify.session import Options, Small, verify
 
     if suite not in SUITES:
         raise KvtraceError(f"--suite {suite!r} is not known", f"write {' or '.join(SUITES)}")

@@ -83,22 +83,6 @@ class Options:
         return Settings(self.error, self.hook_share, self.all_units)
 
 
-def parse_share(option: str, text: str) -> float:
-    """``10%`` -> 0.1, "" -> 0.
-
-    Raises:
-        VerifyError: no percentage.
-    """
-    number = text.strip().removesuffix("%").strip()
-    try:
-        share = float(number or 0) / 100
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 10 or (text and not text.strip().endswith("%")):
-        raise VerifyError(f"{option} {text!r} is no share", "write a percentage, for example 5%")
-    return share
-
-
 def verify(
     options: Options,
     progress: Progress = lambda done, total, what: None,

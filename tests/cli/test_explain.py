@@ -60,13 +60,6 @@ def test_json_is_the_report(shell: Shell, report: Path) -> None:
     assert code == 0 and json.loads(out) == seal(sample()) and out.isascii()
 
 
-def test_markdown(shell: Shell, report: Path) -> None:
-    code, out, _ = shell("explain", str(report), "--format=markdown")
-    page, following = out.rsplit("Next: ", 1)
-    assert code == 0 and page == (GOLDEN / "flagship.md").read_text().rsplit("Next: ", 1)[0]
-    assert following == "`kvtrace docs below-save-granularity`\n"
-
-
 def test_the_next_command_without_faults_shows_more_of_the_same(shell: Shell, tmp_path: Path) -> None:
     value: Any = sample()
     value["findings"] = []

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from kvtrace.cli.run import parse_share
+from kvtrace.errors import KvtraceError
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.command import address, without_connector
 from kvtrace.verify.connector import command, transfer_config
-from kvtrace.verify.session import parse_share
 
 SERVE = ["vllm", "serve", "m"]
 
@@ -63,5 +64,5 @@ def test_what_is_no_connector_is_a_usage_error(name: str, config: str | None) ->
 def test_shares() -> None:
     assert parse_share("--error", "0.5 %") == 0.005 and parse_share("--error", "") == 0
     for text in ("5", "x%", "-1%"):
-        with pytest.raises(VerifyError):
+        with pytest.raises(KvtraceError):
             parse_share("--error", text)
