@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import pandas as pd
 
@@ -121,35 +120,14 @@ class TraceFrames:
         return "\n".join(
             (
                 "<div>",
-                f"<p><b>{_escaped(self.report['verdict'])}</b><br>{_escaped(facts)}</p>",
-                _table(self.ledger, ("ledger", "connector", "outcome", "cause", "grade", "tokens")),
-                _table(found, ("severity", "id", "tokens", "requests", "title")),
+                f"<p><b>{html.escape(clean(self.report['verdict']))}</b><br>{html.escape(clean(facts))}</p>",
+                _table(self.ledger[["ledger", "connector", "outcome", "cause", "grade", "tokens"]]),
+                _table(found[["severity", "id", "tokens", "requests", "title"]]),
                 "<p>Frames: <code>.events .steps .requests .ledger .findings</code></p>",
                 "</div>",
             )
         )
 
 
-def _table(rows: pd.DataFrame, columns: Sequence[str]) -> str:
-    shown_rows = rows.head(_SHOWN)[list(columns)]
-    lines = [_line("th", columns)]
-    lines += [
-        _line("td", (_cell(cell) for cell in row)) for row in shown_rows.itertuples(index=False, name=None)
-    ]
-    if len(rows) > _SHOWN:
-        lines.append(_line("td", (f"and {len(rows) - _SHOWN} more",)))
-    return f"<table>\n{chr(10).join(lines)}\n</table>"
-
-
-def _cell(value: object) -> str:
-    if value is pd.NA or value is None:
-        return ""
-    return count(cast(float, value)) if isinstance(value, int | float) else str(value)
-
-
-def _line(kind: str, texts: Iterable[str]) -> str:
-    return "<tr>" + "".join(f"<{kind}>{_escaped(text)}</{kind}>" for text in texts) + "</tr>"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(clean(text), quote=True)
+def _table(rows: pd.DataFrame) -> str:
+    return str(rows.to_html(index=False, na_rep="", max_rows=_SHOWN, border=0))

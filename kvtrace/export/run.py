@@ -12,17 +12,15 @@ import numpy as np
 
 from kvtrace import ledger
 from kvtrace.causes import diagnose
-from kvtrace.errors import KvtraceError
 from kvtrace.export.selection import REQUEST_WORDS, STEP_WORDS, Selection, Wanted, in_steps, parse_layers
 from kvtrace.ledger.run import Run
 from kvtrace.report.build import assemble, request_rows
 from kvtrace.report.model import Report, RequestRow
 from kvtrace.story.find import find
-from kvtrace.story.locate import traced_directory
+from kvtrace.story.locate import run_directory
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_MASK, Role
 from kvtrace.trace.reader import Records, Spool
-from kvtrace.words import clean
 
 NO_RANK = -1
 _SAME_CLOCK_NS = 10**9
@@ -100,8 +98,7 @@ def open_run(path: str | Path, wanted: Wanted | None = None) -> Opened:
         KvtraceError: no run that can be read; or no such layer or request in it.
     """
     wanted = wanted or Wanted()
-    folder = _folder(Path(path))
-    run = ledger.read_run(folder)
+    run = ledger.read_run(run_directory(path))
     processes = _processes(run)
     clients = {one.id: one.client for one in run.requests if one.client}
     host = run.run.host or next((one.host for one in processes), "")
@@ -116,21 +113,6 @@ def open_run(path: str | Path, wanted: Wanted | None = None) -> Opened:
         selection=selection,
         clients=clients,
     )
-
-
-def _folder(path: Path) -> Path:
-    found = traced_directory(path)
-    if found is not None:
-        return found
-    try:
-        there, merged = path.exists(), (path / "merged.json").is_file()
-    except (OSError, ValueError):
-        there = merged = False
-    if merged:
-        told = "export each run that it names: parquet takes several into one folder"
-        raise KvtraceError("merged runs", clean(str(path)), told)
-    what = "no spools with it" if there else "no such file or directory"
-    raise KvtraceError(what, clean(str(path)), "give a run directory of kvtrace run")
 
 
 def _is_wanted(row: RequestRow, selection: Selection) -> bool:

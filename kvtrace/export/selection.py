@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.errors import KvtraceError
+from kvtrace.story.find import layers
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.trace.reader import Records
@@ -83,16 +84,8 @@ def _fitting(word: str, names: Sequence[str]) -> list[str]:
     if match := _LAYERS.match(word):
         first, last = int(match[1]), int(match[2])
         numbers = range(first, min(last, first + _MOST_RANGE) + 1)
-        return [name for number in numbers for name in _numbered(number, names)]
-    if re.fullmatch(r"\d{1,6}", word, re.ASCII):
-        return _numbered(int(word), names)
-    return [name for name in names if word and word in name]
-
-
-def _numbered(number: int, names: Sequence[str]) -> list[str]:
-    """The layers with that number in their name; where none has, the one at that place."""
-    fits = [name for name in names if str(number) in re.split(r"\D+", name)]
-    return fits or list(names[number : number + 1])
+        return [name for number in numbers for name in layers(str(number), names)]
+    return layers(word, names)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ class ProcessLook:
 
     name: str
     pid: int
-    role: str
     silent_s: float | None
     """Since the last record. A hook is recorded when it has returned, and written at the end of its step: one
     that hangs shows as silence while a step is open, and as an OpenHook where kvtrace run looked."""

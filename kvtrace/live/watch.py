@@ -171,7 +171,6 @@ def _process(one: _Process, engines: _Engines, wall_ns: int) -> ProcessLook:
     return ProcessLook(
         name=one.header.process or one.tail.path.stem,
         pid=one.header.pid,
-        role=one.header.role,
         silent_s=None if now is None or not counts.last_t else max(0.0, (now - counts.last_t) / 1e9),
         stopped=counts.stopped,
         open_steps=len(waiting),

@@ -61,6 +61,18 @@ def _named(ident: str, clients: Mapping[str, str]) -> str:
     return f"{shown(ident)} (client {shown(client)})" if client and client != ident else shown(ident)
 
 
+def layers(wanted: str, names: Sequence[str]) -> list[str]:
+    """The layers of that name; with that number in their name, or where none has it at that place; or with
+    these letters in their name."""
+    if wanted in names:
+        return [wanted]
+    if re.fullmatch(r"\d{1,9}", wanted, re.ASCII):
+        number = str(int(wanted))
+        fits = [name for name in names if number in re.split(r"\D+", name)]
+        return fits or list(names[int(number) : int(number) + 1])
+    return [name for name in names if wanted and wanted in name]
+
+
 def shown(text: str) -> str:
     """What somebody typed, as it is printed."""
     return ascii(text)[1:-1][:120]

@@ -7,8 +7,6 @@ from pathlib import Path
 from kvtrace.errors import KvtraceError
 from kvtrace.trace.reader import spool_paths
 
-_NEEDS = "a request's story is read from the spools"
-
 
 def traced_directory(path: str | Path) -> Path | None:
     """The run directory with spools that `path` is, or lies in as its report.json; None for neither."""
@@ -37,5 +35,5 @@ def run_directory(path: str | Path) -> Path:
     if not exists:
         raise KvtraceError("no such file or directory", ascii(str(path))[1:-1], "give a run directory")
     if is_dir:
-        raise KvtraceError("no spools in this directory", path, f"{_NEEDS} of a run directory of kvtrace run")
-    raise KvtraceError("a report without its run", path, f"{_NEEDS}: give the run directory it came from")
+        raise KvtraceError("no spools in this directory", path, "give a run directory of kvtrace run")
+    raise KvtraceError("a report without its run", path, "give the run directory that it came from")

@@ -135,7 +135,7 @@ class _Gathered:
     def _metadata(self, row: rows.MetadataEntry) -> None:
         marks = rows.flags(row.head)
         if marks & Flag.LOAD:
-            entry = Entry("load", row.slots, row.tokens, row.start, bool(marks & Flag.ASYNC))
+            entry = Entry("load", row.slots, row.start, bool(marks & Flag.ASYNC))
             known = self._of_step(row.step, row.t).entries
             if entry not in known:  # a connector inside another one says the same again
                 known.append(entry)
@@ -156,7 +156,7 @@ class _Gathered:
         """Store entries, with the positions that the ledger gave them."""
         for one in entries:
             if one.step in self.of_steps:
-                entry = (one.slots, one.tokens, one.start, one.asynchronous, not one.implied)
+                entry = (one.slots, one.start, one.asynchronous, not one.implied)
                 self.of_steps[one.step].entries.append(Entry("store", *entry))
 
     def add_trouble(self, spools: Iterable[Source], steps: set[int]) -> None:

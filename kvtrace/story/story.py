@@ -20,7 +20,6 @@ class Pair:
     """One KV-owning layer on one rank; ``rank`` -1 and ``layer`` "" where no worker's layers are known."""
 
     rank: int
-    process: str
     layer: str
 
 
@@ -33,7 +32,6 @@ class Entry:
 
     direction: str  # store | load
     slots: int
-    tokens: int
     start: int
     asynchronous: bool = False
     declared: bool = True
@@ -66,11 +64,8 @@ class RankStep:
     """One step on one worker."""
 
     rank: int
-    process: str
-    layers: int
     state: str  # ran | no-forward | not-recorded
     mode: str
-    at_ns: int
     total_ns: int
     calls: list[HookCalls] = field(default_factory=list)
 
@@ -122,15 +117,12 @@ class Range:
 class Story:
     id: str
     client: str
-    engine: int
     prompt: int
     computed: int
     output: int
-    block: int
     status: str
     finished: bool
     preemptions: int
-    verdict: str
     pairs: list[Pair]
     moments: list[Moment]
     ranges: list[Range]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtrace import causes, ledger
+from kvtrace import ledger
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.run import Engine, Run, RunRequest
 from kvtrace.story import find
@@ -50,15 +49,12 @@ def tell(run_dir: Path, wanted: str, layer: str | None = None, token: int | None
     return Story(
         id=ident,
         client=request.client,
-        engine=int(request.engine),
         prompt=int(request.prompt),
         computed=int(request.computed),
         output=int(request.output),
-        block=int(request.block),
         status=request.status,
         finished=bool(request.t_end),
         preemptions=int(request.preemptions),
-        verdict=_verdict(run, request),
         pairs=pairs,
         moments=happened,
         ranges=ranges(run, subject.row),
@@ -100,10 +96,6 @@ def _subject(run: Run, ident: str, number: int) -> tuple[Subject, RunRequest]:
     return Subject(ident, at, engine, request.t_first, after), request
 
 
-def _verdict(run: Run, request: RunRequest) -> str:
-    return next((one.verdict for one in causes.diagnose(run).requests if one.request is request), "")
-
-
 def _of_loads(run: Run, row: int) -> list[str]:
     found = [load.reasons for load in run.load_rows if load.request == row]
     found += [load.reasons for load in run.lost_resumed if load.request == row]
@@ -112,24 +104,14 @@ def _of_loads(run: Run, row: int) -> list[str]:
 
 def _pairs(engine: Engine) -> list[Pair]:
     """As the ledger counts them: the engine's workers in order, each with its layers."""
-    pairs = [
-        Pair(worker.rank, worker.process, layer) for worker in engine.workers for layer in worker.kv_layers
-    ]
-    pairs.extend(Pair(-1, "", "") for _ in range(engine.pairs - len(pairs)))
+    pairs = [Pair(worker.rank, layer) for worker in engine.workers for layer in worker.kv_layers]
+    pairs.extend(Pair(-1, "") for _ in range(engine.pairs - len(pairs)))
     return pairs
 
 
 def _layer(wanted: str, pairs: Sequence[Pair]) -> str:
     names = list(dict.fromkeys(pair.layer for pair in pairs if pair.layer))
-    if wanted in names:
-        return wanted
-    if wanted.isascii() and wanted.isdigit():
-        number = int(wanted[:9])
-        fits = [name for name in names if str(number) in re.split(r"\D+", name)]
-        if len(fits) != 1 and number < len(names):
-            fits = [names[number]]
-    else:
-        fits = [name for name in names if wanted and wanted in name]
+    fits = find.layers(wanted, names)
     if len(fits) == 1:
         return fits[0]
     known = f"{len(names)} layers own KV" + (f", {names[0]} to {names[-1]}" if names else "")

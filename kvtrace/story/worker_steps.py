@@ -47,7 +47,7 @@ class _WorkerStep:
 
     def __init__(self, worker: Worker, names: Mapping[int, str], began: int) -> None:
         self._worker, self._names, self._began = worker, names, began
-        self._step = RankStep(worker.rank, worker.process, len(worker.kv_layers), "not-recorded", "", 0, 0)
+        self._step = RankStep(worker.rank, "not-recorded", "", 0)
         self._calls: dict[tuple[str, str, str], HookCalls] = {}
         self._effects: list[rows.Effect] = []
         self._readers: dict[type[Any], Callable[[Any], None]] = {
@@ -88,7 +88,7 @@ class _WorkerStep:
         idle = rows.flags(row.head) & Flag.NO_FORWARD or not row.tokens
         self._step.state = "no-forward" if idle else "ran"
         self._step.mode = MODES.get(row.mode, "")
-        self._step.at_ns, self._step.total_ns = row.t0 - self._began, max(0, row.t1 - row.t0)
+        self._step.total_ns = max(0, row.t1 - row.t0)
 
     def _hook(self, row: rows.HookCall) -> None:
         if rows.role(row.head) != Role.WORKER:

@@ -158,7 +158,7 @@ def test_an_export_replaces_nothing_unasked(shell: Shell, run: Path, tmp_path: P
     ("words", "says"),
     [
         (("nowhere", "--format", "csv"), "no such file or directory"),
-        ((".", "--format", "csv"), "no spools with it"),
+        ((".", "--format", "csv"), "no spools"),
         (("run", "--format", "xls"), "--format 'xls' is not known: write one of perfetto"),
         (("run", "--format", "csv", "--steps", "5:1"), "'5:1' is no range of steps"),
         (("run", "--format", "csv", "--layers", "77"), "no layer '77': 2 layers own KV"),

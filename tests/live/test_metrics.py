@@ -179,7 +179,7 @@ def test_a_client_that_hangs_up_leaves_no_line(capfd: pytest.CaptureFixture[str]
 
 def test_a_name_from_the_run_is_plain_text_in_a_label(run: Path) -> None:
     names = ("\x1b]0;x\x07", 'a"b', "\u202eabc", "\ud800")
-    looks = tuple(ProcessLook(name, 1, "worker", 1.0, False, 0, None, None) for name in names)
+    looks = tuple(ProcessLook(name, 1, 1.0, False, 0, None, None) for name in names)
     text = exposition(replace(LiveRun(run).look(), processes=looks))
     assert all(char == "\n" or char.isprintable() for char in text)
     assert len(samples(text)["kvtrace_process_silence_seconds"]) == len(names)
@@ -205,7 +205,7 @@ def test_without_the_extra_the_way_to_it_is_said(
 
 
 def test_the_dashboard_and_the_page_name_what_is_served(run: Path) -> None:
-    worker = ProcessLook("Worker-0", 4711, "worker", 61.0, False, 2, 41, 60.0)
+    worker = ProcessLook("Worker-0", 4711, 61.0, False, 2, 41, 60.0)
     hook = OpenHook("Worker-0", 4711, "wait_for_save", "recv (net.py:3)", 41.0, 61.0)
     look = replace(LiveRun(run).look(wait=True), processes=(worker,), open_hooks=(hook,))
     served = samples(exposition(look))

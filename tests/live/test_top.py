@@ -40,9 +40,7 @@ def crowded(look: Snapshot) -> Snapshot:
         "stage": None, "requests": 1, "evidence": [], "events": [], "remedy": [], "versions": "", "docs": "",
     }  # fmt: skip
     report = {**report, "ledger": {"saves": ledger, "loads": ledger}, "findings": [finding] * 30}  # type: ignore[typeddict-item]
-    processes = tuple(
-        ProcessLook(f"worker-{i}-{'w' * 90}", i, "worker", 1e9, False, 3, 10**9, 1e9) for i in range(64)
-    )
+    processes = tuple(ProcessLook(f"worker-{i}-{'w' * 90}", i, 1e9, False, 3, 10**9, 1e9) for i in range(64))
     open_hooks = tuple(
         OpenHook(f"worker-{i}-{'w' * 90}", i, "wait_for_save", "漢字 \x1b[2J" * 40, 1e9, 1e9)
         for i in range(8)
@@ -94,7 +92,7 @@ def test_the_picture_says_what_the_report_says(run: Path) -> None:
 
 def test_a_step_that_stays_open_is_shown(run: Path) -> None:
     look = replace(LiveRun(run).look(), state="running")
-    slow = ProcessLook("Worker-0", 4711, "worker", 61.0, False, 2, 41, 60.0)
+    slow = ProcessLook("Worker-0", 4711, 61.0, False, 2, 41, 60.0)
     text = "\n".join(line.plain() for line in picture(replace(look, processes=(slow,))))
     assert "Worker-0 (pid 4711)" in text
     assert "61 s ago   41 and 1 more, 60 s" in text
@@ -113,8 +111,8 @@ def looked(pid: int, *, stood: bool = True, resumed: int | None = None) -> Stuck
 
 
 def test_a_hook_that_hangs_is_shown_with_its_bounds_and_call(run: Path) -> None:
-    workers = [ProcessLook(f"Worker-{pid}", pid, "worker", 46.0, False) for pid in (1, 2, 3, 4)]
-    went_on = ProcessLook("Worker-5", 5, "worker", 1.0, False)
+    workers = [ProcessLook(f"Worker-{pid}", pid, 46.0, False) for pid in (1, 2, 3, 4)]
+    went_on = ProcessLook("Worker-5", 5, 1.0, False)
     looks = (looked(1), looked(2, stood=False), looked(3, resumed=1), looked(5), looked(6))
     open_hooks = of_looks(StuckFile(looks=looks), [*workers, went_on], 30 * 10**9)
     assert open_hooks == (OpenHook("Worker-1", 1, "wait_for_save", "recv (net.py:12)", 15.0, 46.0),)

@@ -104,10 +104,10 @@ def test_an_open_step_is_named_with_its_age(
     # ten seconds after the begin, whatever the time is now
     look = LiveRun(tmp_path, wall=lambda: began + 10 * 10**9).look()
     assert look.state == "running"  # the process that "wrote" it is this one
-    worker = next(one for one in look.processes if one.role == "worker")
+    worker = next(one for one in look.processes if one.name == "Worker-0")
     assert (worker.open_step, worker.open_s) == (step, open_s)
     assert worker.open_steps == 3 - executed
-    scheduler = next(one for one in look.processes if one.role == "scheduler")
+    scheduler = next(one for one in look.processes if one.name != "Worker-0")
     assert scheduler.silent_s == 7.0 and scheduler.open_step is None
     assert look.steps_per_s == pytest.approx(3 / 9)
 
