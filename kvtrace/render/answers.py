@@ -224,18 +224,12 @@ def generated(report: Report) -> str:
     ledger = report["ledger"]["saves"]
     if "prompts" not in ledger:
         return ""
-    of = {
-        label(name): tokens_of(ledger, name) - sum(ledger["prompts"].get(name, {}).values())
-        for name in ledger["accounts"]
-        if name in (PENDING, NOT_OBSERVED) or name.startswith("not-saved:")
-    }
-    saved, of_prompts = ledger["grades"].get(SAVED, {}), ledger["prompts"].get(SAVED, {})
-    left = tokens_of(ledger, SAVED) - sum(of_prompts.values())
-    each = tokens_of(ledger, SAVED) / max(1, sum(saved.values()))
-    for grades, words in SAVED_WORDS:  # a prompt token has its layers' worst grade: what is over is weaker
-        amount = sum(each * saved.get(one, 0) - of_prompts.get(one, 0) for one in grades)
-        of[words] = round(min(left, max(0.0, amount)))
-        left -= of[words]
+    saved = next(words for grades, words in SAVED_WORDS if grade_of(ledger) in grades)
+    prompts, of = ledger["prompts"], dict[str, int]()
+    for name in ledger["accounts"]:
+        if name in (SAVED, PENDING, NOT_OBSERVED) or name.startswith("not-saved:"):
+            words = saved if name == SAVED else label(name)
+            of[words] = tokens_of(ledger, name) - sum(prompts.get(name, {}).values())
     found = sorted(((n, words) for words, n in of.items() if round(n)), reverse=True)
     told = [f"{count(n)} {words}" if len(found) > 1 else words for n, words in found]
     return f"{plural(sum(of.values()), 'generated token')}: {', '.join(told)}." if told else ""

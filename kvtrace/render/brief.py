@@ -8,11 +8,10 @@ option that shows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvtrace.gate.shares import grade_of
-from kvtrace.grouped import grouped
 from kvtrace.labels import OUTCOMES, label
 from kvtrace.render import answers
 from kvtrace.render.answers import tokens_of
@@ -31,14 +30,11 @@ from kvtrace.render.page import (
 )
 from kvtrace.render.report import (
     SEVERITY_STYLES,
-    connector_facts,
-    counts,
+    headline,
     logged_words,
     next_command,
-    parallel_facts,
     report_page,
     state_lines,
-    version,
 )
 from kvtrace.render.terminal import height, terminal
 from kvtrace.terms import FAULT, KEPT, NOTE, SAVED, Stage, outcome_order, severity_word
@@ -53,7 +49,6 @@ ROWS = 23
 """Of a terminal of 24: the prompt has the last one."""
 MAX_FINDINGS = 3
 MAX_OUTCOMES = 6
-_MAX_ENGINES = 2
 _MOST_OF_COMMAND = 150
 """Characters: two rows."""
 
@@ -82,25 +77,22 @@ class _Room(NamedTuple):
     logged: bool = True
 
 
-_FULL = _Room()
-_TIGHT = _Room(seen=False, gaps=False, most=1)
-_ROOMS = (
-    _FULL,
-    _FULL._replace(gaps=False),
-    _FULL._replace(seen=False),
-    _FULL._replace(seen=False, gaps=False),
-    _TIGHT,
-    _TIGHT._replace(outcomes=4),
-    _TIGHT._replace(outcomes=4, titles=False),
-    _TIGHT._replace(outcomes=3, titles=False),
-    _TIGHT._replace(outcomes=3, titles=False, findings=2),
-    _TIGHT._replace(outcomes=3, titles=False, findings=1),
-    _TIGHT._replace(outcomes=3, titles=False, findings=1, requests=False),
-    _TIGHT._replace(outcomes=3, titles=False, findings=1, logged=False),
-    _TIGHT._replace(outcomes=3, titles=False, findings=1, vllm=False, logged=False),
-    _TIGHT._replace(outcomes=2, titles=False, findings=1, requests=False, vllm=False, logged=False),
+_CUTS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"gaps": False},
+    {"seen": False},
+    {"most": 1},
+    {"outcomes": 4},
+    {"titles": False},
+    {"outcomes": 3},
+    {"findings": 2},
+    {"findings": 1},
+    {"logged": False},
+    {"requests": False},
+    {"vllm": False},
+    {"outcomes": 2},
 )
-"""From the most that is said to the least."""
+"""What a screen does without where it has not room for all, the least first."""
 
 
 def explained_text(report: Report, screen: Screen, source: str, traced: str | None, detail: int) -> str:
@@ -112,8 +104,9 @@ def explained_text(report: Report, screen: Screen, source: str, traced: str | No
 
 def brief_text(report: Report, screen: Screen, source: str | None = None, traced: str | None = None) -> str:
     """The short page as text: the fullest that fits the rows of a screen, at its width."""
-    text = ""
-    for room in _ROOMS:
+    text, room = "", _Room()
+    for cut in _CUTS:
+        room = room._replace(**cut)
         text = terminal(_page(report, room, source, traced), screen)
         if height(text, screen) <= ROWS:
             break
@@ -123,7 +116,7 @@ def brief_text(report: Report, screen: Screen, source: str | None = None, traced
 def _page(report: Report, room: _Room, source: str | None, traced: str | None) -> Page:
     ran = any(one["real_steps"] for one in report["run"]["engines"])
     return [
-        *(Facts(facts) for facts in _head(report)),
+        *(Facts(facts) for facts in headline(report, brief=True)),
         Paragraph(clean(report["verdict"]), "bold", gap=True),
         Paragraph(answers.where(report)),
         Paragraph(answers.watched(report)),
@@ -136,39 +129,6 @@ def _page(report: Report, room: _Room, source: str | None, traced: str | None) -
         Paragraph(_left_out(report, room), "dim", gap=room.gaps),
         Command(next_command(report, source, traced, "-v", _MOST_OF_COMMAND), gap=False),
     ]
-
-
-# ------------------------------------------------------------------------------ what ran
-
-
-def _head(report: Report) -> Iterator[list[str]]:
-    """What ran: engines that are alike once."""
-    engines = report["run"]["engines"]
-    kinds = grouped(
-        engines,
-        lambda engine: (
-            (*connector_facts(report, engine, "in vLLM"), *parallel_facts(engine)),
-            tuple(answers.engine_facts(engine)),
-        ),
-    )
-    for (what, way), alike in kinds[:_MAX_ENGINES]:
-        yield [*what, *([f"{len(alike)} such engines"] if len(alike) > 1 else [])]
-        if way:
-            yield list(way)
-    if len(kinds) > _MAX_ENGINES:
-        yield [f"and {plural(len(kinds) - _MAX_ENGINES, 'other kind')} of engine (-v)"]
-    if not engines:
-        yield [version(report), "no engine was seen"]
-    amount, *amiss = counts(report)
-    yield [*amount[:-1], _traced(report)]
-    yield from amiss
-
-
-def _traced(report: Report) -> str:
-    """``4 of 4 vLLM processes traced``."""
-    of_vllm = [one for one in report["run"]["processes"] if one["agent"] or one["role"] != "other"]
-    traced = sum(one["agent"] for one in of_vllm)
-    return f"{traced} of {plural(len(of_vllm), 'vLLM process')} traced"
 
 
 def _vllm(report: Report) -> str:

@@ -29,7 +29,7 @@ from kvtrace.words import clean, count, percent, plural
 MAX_ROWS = 12
 _NOTHING = {"share": "not seen", "count": "none", "text": "none"}
 _KINDS = ("finding", "target", "ledger")
-_COLUMNS = (
+COLUMNS = (
     Column("what"),
     Column("where"),
     Column("values"),
@@ -78,7 +78,7 @@ def _table(checks: list[Check], group: FailureGroup | None, style: Style) -> Tab
         name, where = subject(check)
         text = clean(check.text)
         rows.append(Row((Code(name), Code(where), values(check), "" if text == title else text), style))
-    return Table(_COLUMNS, rows, head=False, brief=MAX_ROWS)
+    return Table(COLUMNS, rows, head=False, brief=MAX_ROWS)
 
 
 def _others(title: str, checks: list[Check], style: Style) -> Page:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvtrace.gate.outcome import Change, Difference
-from kvtrace.render.check import value
-from kvtrace.render.page import Badge, Code, Column, Heading, Page, Paragraph, Row, Style, Table, bulleted
+from kvtrace.render.check import COLUMNS, value
+from kvtrace.render.page import Badge, Code, Heading, Page, Paragraph, Row, Style, Table, bulleted
 from kvtrace.words import clean
 
 _SECTIONS = (
@@ -14,13 +14,6 @@ _SECTIONS = (
     ("saves", "Where the tokens went"),
     ("loads", "What the connector loaded"),
     ("findings", "Findings gained and lost"),
-)
-_COLUMNS = (
-    Column("what"),
-    Column("where"),
-    Column("A", right=True, most=24),
-    Column("B", join=" -> ", most=24),
-    Column(),
 )
 _STYLES: dict[str, Style] = {"better": "good", "worse": "bad"}
 
@@ -37,7 +30,7 @@ def diff_page(difference: Difference) -> Page:
     for name, title in _SECTIONS:
         changes: list[Change] = getattr(difference, name)
         if changes:
-            table = Table(_COLUMNS, [_row(change) for change in changes], head=False)
+            table = Table(COLUMNS, [_row(change) for change in changes], head=False)
             page += [Heading(title), table]
     return [*page, *bulleted("Limits", _limits(*difference.limits))]
 
@@ -53,8 +46,7 @@ def _row(change: Change) -> Row:
     cells = (
         Code(clean(change.name, 80)),
         Code(clean(change.layers, 160)),
-        value(change.before, change.unit),
-        value(change.after, change.unit),
+        f"{value(change.before, change.unit)} -> {value(change.after, change.unit)}",
         " · ".join(filter(None, (change.verdict if change.verdict in _STYLES else "", clean(change.text)))),
     )
     return Row(cells, _STYLES.get(change.verdict, ""))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from kvtrace.render.styled import cell_len
-from kvtrace.words import clean
+from kvtrace.words import clean, listed
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
@@ -23,11 +23,7 @@ def bar(share: float, cells: int = 8) -> str:
 def names(items: Iterable[str], most: int = 8) -> str:
     """``engine core, worker 0, worker 1``; long rows of numbered names become ranges."""
     unique = list(dict.fromkeys(clean(item, 80) for item in items))
-    if len(unique) > 3:
-        unique = _ranges(unique)
-    if len(unique) > most:
-        unique = [*unique[: most - 1], f"and {len(unique) - most + 1} more"]
-    return ", ".join(unique)
+    return listed(_ranges(unique) if len(unique) > 3 else unique, most)
 
 
 def _ranges(items: list[str]) -> list[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvtrace.render.page import Code, Column, Facts, Heading, Page, Row, Screen, Table
-from kvtrace.render.report import with_grade
 from kvtrace.words import clean, count, plural
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
@@ -16,14 +15,7 @@ if TYPE_CHECKING:  # the command line imports this file, and shall not load the 
 _NUMBERS = ("prompt", "output", "chunks", "reused", "accepted", "saved", "not saved", "not observed")
 
 
-_SPARE: tuple[tuple[str, ...], ...] = (
-    (),
-    ("client",),
-    ("client", "chunks"),
-    ("client", "chunks", "output"),
-    ("client", "chunks", "output", "accepted"),
-    ("client", "chunks", "output", "accepted", "reused"),
-)
+SPARE = ("client", "chunks", "output", "accepted", "reused")
 """What a narrow screen does without, the least first."""
 _LEAST_ID = 12
 """Characters of an id that always stand."""
@@ -34,8 +26,8 @@ def listing_text(listing: Listing, screen: Screen) -> str:
     from kvtrace.render.terminal import terminal, widest
 
     text, ids = "", shortest([*listing.ids, *(row["id"] for row in listing.rows)])
-    for spare in _SPARE:
-        text = terminal(listing_page(listing, ids, spare), screen)
+    for number in range(len(SPARE) + 1):
+        text = terminal(listing_page(listing, ids, SPARE[:number]), screen)
         if widest(text) <= screen.width:
             break
     return text
@@ -52,12 +44,26 @@ def shortest(ids: Sequence[str]) -> dict[str, str]:
 
 
 def listing_page(listing: Listing, ids: Mapping[str, str] | None = None, spare: Sequence[str] = ()) -> Page:
-    """The requests of a listing; columns that hold nothing but zeros are left out.
+    """The requests of a listing, as :func:`requests_table` shows them."""
+    return [
+        Heading("kvtrace requests", 2, quiet=True),
+        Facts(_summary(listing)),
+        requests_table(listing.rows, "Requests", ids, spare),
+    ]
+
+
+def requests_table(
+    rows: Iterable[Mapping[str, Any]],
+    title: str,
+    ids: Mapping[str, str] | None = None,
+    spare: Sequence[str] = (),
+) -> Table:
+    """Requests as a report has them, one a line; columns that hold nothing but zeros are left out.
 
     `ids`: how ids are shown, whole by default; `spare`: columns to do without.
     """
     table = []
-    for row in listing.rows:
+    for row in rows:
         lost, whole = row["not_saved"], left_to_save(row)
         base = f" of {count(whole)}" if whole else ""
         client = "" if row["client"] in (None, row["id"]) else clean(row["client"], 40)
@@ -76,11 +82,18 @@ def listing_page(listing: Listing, ids: Mapping[str, str] | None = None, spare: 
     idle = [at for at in range(len(columns)) if all(row[at] in ("", "0") for row in table)]
     idle += [at for at, column in enumerate(columns) if column.head in spare]
     cells = [tuple("" if at in idle else cell for at, cell in enumerate(row)) for row in table]
-    return [
-        Heading("kvtrace requests", 2, quiet=True),
-        Facts(_summary(listing)),
-        Table(columns, [Row((Code(row[0]), *row[1:])) for row in cells], "Requests"),
-    ]
+    return Table(columns, [Row((Code(row[0]), *row[1:])) for row in cells], title)
+
+
+def with_grade(saved: float, grade: str | None, sent: float = 0) -> str:
+    """``512 written, 128 sent``: tokens that were saved, how well that is seen, and how many of them were
+    only seen leaving for a peer."""
+    if not saved or not grade:
+        return count(saved)
+    said = f"{count(saved)} {clean(grade, 20)}"
+    if not sent:
+        return said
+    return f"{said}, {'all' if sent >= saved else count(sent)} sent"
 
 
 def left_to_save(row: Mapping[str, Any]) -> float:

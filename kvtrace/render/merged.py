@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvtrace.render.listing import shortest
+from kvtrace.render.listing import shortest, with_grade
 from kvtrace.render.page import (
     Bullets,
     Code,
@@ -24,7 +24,6 @@ from kvtrace.render.page import (
     Table,
     bulleted,
 )
-from kvtrace.render.report import with_grade
 from kvtrace.render.story import story_page
 from kvtrace.words import clean, count, duration, plural
 

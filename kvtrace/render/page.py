@@ -89,12 +89,8 @@ class Terms(NamedTuple):
 
 
 class Column(NamedTuple):
-    """`join` stands before the column in a terminal, where no cell is padded beyond `most` cells."""
-
     head: str = ""
     right: bool = False
-    join: str = "  "
-    most: int = 60
 
 
 class Row(NamedTuple):

@@ -13,6 +13,7 @@ from kvtrace.gate.layers import together
 from kvtrace.grouped import grouped
 from kvtrace.render.answers import engine_facts, outcomes
 from kvtrace.render.layout import names
+from kvtrace.render.listing import SPARE, requests_table
 from kvtrace.render.page import (
     Badge,
     Bullets,
@@ -47,7 +48,6 @@ from kvtrace.words import clean, count, duration, of_all, percent, plural, size
 
 if TYPE_CHECKING:
     from kvtrace.report.model import (
-        DeviceTimes,
         EngineRow,
         EventRow,
         FindingRow,
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
         Report,
     )
 
+MAX_KINDS = 2
+"""Of engines, in a brief headline."""
 MAX_REQUESTS = 5
 MAX_TIMINGS = 6
 MAX_LAYERS = 6
@@ -74,28 +76,27 @@ def report_page(
     `source` is the path that the report came from and `traced` its run directory, where that has the spools
     that ``kvtrace why`` reads: for the next command. `whole`: all that the report holds, however long.
     """
-    ledger = report["ledger"]
     return [
         Heading(("kvtrace: ", clean(report["run"]["name"] or "run")), 2, quiet=True),
         *(Facts(facts) for facts in headline(report)),
         Paragraph(clean(report["verdict"]), "bold", gap=True),
-        *_ledger("Where the tokens went", ledger["saves"], "every token, each layer and rank"),
-        *_loads(report),
+        *saves(report),
+        *loads(report),
         *bulleted("States", state_lines(report)),
         _stages(report),
         *_findings(report, whole),
-        *bulleted("Logged by the connector", [*map(logged_words, report.get("logged", []))]),
-        *_connectors(report),
+        *logged(report),
+        *connectors(report),
         *_terms("Checked, and not the cause", ((one["id"], one["evidence"]) for one in report["ruled_out"])),
         *_terms("Not observed", ((one["id"], one["why"]) for one in report["not_observed"])),
-        _coverage(report, whole),
+        coverage(report, whole),
         *graphs(report),
         _requests(report, whole),
-        *_timing(report, whole),
+        *timing(report, whole),
         *device(report),
-        *(_hooked(report) if whole else []),
+        *(hooked(report) if whole else []),
         Heading("Limits"),
-        Bullets(_limits(report)),
+        Bullets(limits(report)),
         Command(next_command(report, source, traced)),
     ]
 
@@ -103,31 +104,34 @@ def report_page(
 # ------------------------------------------------------------------------------ what ran
 
 
-def headline(report: Report) -> list[list[str]]:
-    """What ran: one line an engine kind, one line of counts, one where something is amiss."""
+def headline(report: Report, brief: bool = False) -> list[list[str]]:
+    """What ran: two lines for engines that are alike, one of counts, one where something is amiss; a `brief`
+    one says less of engines, and is of the first kinds of them."""
     engines = report["run"]["engines"]
+    kinds = grouped(
+        engines, lambda one: (tuple(_engine_facts(report, one, brief)), tuple(_way_facts(one, brief)))
+    )
     lines: list[list[str]] = []
-    for facts, alike in grouped(engines, lambda engine: tuple(_engine_facts(report, engine))):
-        lines.append([*facts, *([f"{len(alike)} such engines"] if len(alike) > 1 else [])])
-    for way, _ in grouped(engines, lambda engine: tuple(way_facts(engine))):
-        if way:
-            lines.append(list(way))
+    for (what, way), alike in kinds[: MAX_KINDS if brief else None]:
+        lines.append([*what, *([f"{len(alike)} such engines"] if len(alike) > 1 else [])])
+        lines += [list(way)] if way else []
+    if brief and len(kinds) > MAX_KINDS:
+        lines.append([f"and {plural(len(kinds) - MAX_KINDS, 'other kind')} of engine (-v)"])
     if not engines:
-        lines.append([version(report), "no engine was seen"])
-    return [*lines, *counts(report)]
+        lines.append([_version(report), "no engine was seen"])
+    return [*lines, *_counts(report)]
 
 
-def counts(report: Report) -> list[list[str]]:
+def _counts(report: Report) -> list[list[str]]:
     """How much ran and was traced; a second line where something is amiss."""
     run = report["run"]
-    engines = run["engines"]
-    traced = [process["name"] for process in run["processes"] if process["agent"]]
+    of_vllm = [one for one in run["processes"] if one["agent"] or one["role"] != "other"]
     line = [
         *(["still running"] if run.get("running") else []),
         plural(report["requests"]["total"], "request"),
-        plural(sum(engine["real_steps"] for engine in engines), "step"),
+        plural(sum(engine["real_steps"] for engine in run["engines"]), "step"),
         duration(run["seconds"]),
-        f"traced: {names(traced) or 'nothing'}",
+        f"{sum(one['agent'] for one in of_vllm)} of {plural(len(of_vllm), 'vLLM process')} traced",
     ]
     amiss = []
     if run["signal"]:
@@ -136,49 +140,54 @@ def counts(report: Report) -> list[list[str]]:
         amiss.append(f"the command ended with exit code {run['exit_code']}")
     if unended := report["requests"].get("unended"):
         amiss.append(f"{of_all(unended, report['requests']['total'], 'request')} had not ended")
-    untraced = [
-        f"{process['name']} (pid {process['pid']})"
-        for process in run["processes"]
-        if not process["agent"] and process["role"] != "other"
-    ]
+    untraced = [f"{one['name']} (pid {one['pid']})" for one in of_vllm if not one["agent"]]
     if untraced:
         amiss.append(f"not traced: {names(untraced)}")
     return [line, amiss] if amiss else [line]
 
 
-def version(report: Report) -> str:
+def _version(report: Report) -> str:
     known = report["run"]["vllm"]
     return f"vLLM {clean(known)}" if known else "vLLM of unknown version"
 
 
-def connector_facts(report: Report, engine: EngineRow, own: str = "built into vLLM") -> list[str]:
-    """vLLM, the connector and its role; `own`: what a connector of vLLM's is called."""
-    ran, connector = version(report), engine["connector"]
-    platform = clean(engine["platform"])
-    facts = [f"{ran} ({_PLATFORMS.get(platform, platform)})" if platform else ran]
-    if connector is None:
-        facts.append("no KV connector")
-    else:
-        name = connector["class"] or connector["name"]
-        module = clean(connector["module"])
-        where = own if module.startswith("vllm.") else module
-        if not connector["class"]:
-            where = "not live"
-        facts.append(f"{clean(name)} ({where})" if where else clean(name))
-        if connector["role"]:
-            facts.append(clean(connector["role"]))
+def _engine_facts(report: Report, engine: EngineRow, brief: bool) -> list[str]:
+    """vLLM, the connector and its role, how it is parallel; if not `brief`, its KV cache."""
+    facts = [*_connector_facts(report, engine), *_parallel_facts(engine)]
+    if brief:
+        return facts
+    facts.append(plural(engine["kv_layers"], "KV layer"))
+    if groups := _groups(engine):
+        facts.append(groups)
+    elif engine["block_size"]:
+        facts.append(f"block {engine['block_size']}")
     return facts
 
 
-def parallel_facts(engine: EngineRow) -> list[str]:
+def _connector_facts(report: Report, engine: EngineRow) -> list[str]:
+    ran, connector = _version(report), engine["connector"]
+    platform = clean(engine["platform"])
+    facts = [f"{ran} ({_PLATFORMS.get(platform, platform)})" if platform else ran]
+    if connector is None:
+        return [*facts, "no KV connector"]
+    name = connector["class"] or connector["name"]
+    module = clean(connector["module"])
+    where = "in vLLM" if module.startswith("vllm.") else module
+    if not connector["class"]:
+        where = "not live"
+    facts.append(f"{clean(name)} ({where})" if where else clean(name))
+    return [*facts, *([clean(connector["role"])] if connector["role"] else [])]
+
+
+def _parallel_facts(engine: EngineRow) -> list[str]:
     """``TP 2``; of the others those above 1."""
     sizes = (("TP", engine["tp"]), ("PP", engine["pp"]), ("DP", engine.get("dp")))
     return [f"{name} {number}" for name, number in sizes if number and (number > 1 or name == "TP")]
 
 
-def way_facts(engine: EngineRow) -> list[str]:
-    """How attention and the connector's hooks are reached, and which model runner runs them."""
-    runner = clean(engine.get("runner", ""), 20)
+def _way_facts(engine: EngineRow, brief: bool) -> list[str]:
+    """How attention and the connector's hooks are reached; if not `brief`, which model runner runs them."""
+    runner = "" if brief else clean(engine.get("runner", ""), 20)
     return [*engine_facts(engine), *([f"runner {runner}"] if runner else [])]
 
 
@@ -203,20 +212,14 @@ def _groups(engine: EngineRow) -> str:
     return "KV cache groups: " + ", ".join(said)
 
 
-def _engine_facts(report: Report, engine: EngineRow) -> list[str]:
-    facts = [*connector_facts(report, engine), *parallel_facts(engine)]
-    facts.append(plural(engine["kv_layers"], "KV layer"))
-    if groups := _groups(engine):
-        facts.append(groups)
-    elif engine["block_size"]:
-        facts.append(f"block {engine['block_size']}")
-    return facts
-
-
 # ------------------------------------------------------------------- ledgers and stages
 
 
-def ledger_table(title: str, ledger: LedgerRow, everything: str) -> Table:
+def saves(report: Report) -> Page:
+    return _ledger("Where the tokens went", report["ledger"]["saves"], "every token, each layer and rank")
+
+
+def _ledger(title: str, ledger: LedgerRow, everything: str) -> Page:
     """The outcomes that any token had: what went well first, then the largest loss."""
     width = 4 if ledger.get("grades") else 3  # reports of before have no grades
     rows = []
@@ -227,17 +230,13 @@ def ledger_table(title: str, ledger: LedgerRow, everything: str) -> Table:
     rows.append(Row((everything, count(ledger["total_tokens"]), whole, "")[:width], total=True))
     numbers = (Column("tokens", right=True), Column("share", right=True))
     columns = (Column("outcome"), *numbers, Column("grade"))[:width]
-    return Table(columns, rows, title)
-
-
-def _ledger(title: str, ledger: LedgerRow, everything: str) -> Page:
     notes = [f"{count(ledger['total'])} token-layers, totals match exactly"]
     trust, note = ledger["trust"], clean(ledger["trust_note"])
     if trust != "none":
         told = "grades" in ledger or note.startswith(trust)
         notes.append(note if told else f"{trust}: {note}" if note else trust)
-    table = ledger_table(title, ledger, everything)
-    return [table, Paragraph(" · ".join(filter(None, notes)), "dim", indent=True)]
+    said = Paragraph(" · ".join(filter(None, notes)), "dim", indent=True)
+    return [Table(columns, rows, title), said]
 
 
 def outcome_label(name: str) -> str:
@@ -246,7 +245,7 @@ def outcome_label(name: str) -> str:
     return clean(f"{kind.replace('-', ' ')} · {cause}" if colon else name, 80)
 
 
-def _loads(report: Report) -> Page:
+def loads(report: Report) -> Page:
     loads = report["ledger"]["loads"]
     if loads["total"] > 0:
         return _ledger("What the connector loaded", loads, "every prompt token")
@@ -308,7 +307,7 @@ def _stages(report: Report) -> Table:
 def _findings(report: Report, whole: bool) -> Page:
     page: Page = [Heading("Findings", quiet=True)]
     for one in report["findings"]:
-        page += _finding(one, report["requests"]["total"], whole)
+        page += finding(one, report["requests"]["total"], whole)
     return page if report["findings"] else [*page, Paragraph("No findings.", gap=True)]
 
 
@@ -326,7 +325,7 @@ def finding_facts(one: FindingRow, requests: int | None) -> list[str]:
     return facts
 
 
-def _finding(one: FindingRow, requests: int, whole: bool) -> Page:
+def finding(one: FindingRow, requests: int, whole: bool) -> Page:
     """A finding; what is no fault more briefly, unless it is `whole`."""
     cause, facts = Code(clean(one["id"], 80)), "".join(f" · {fact}" for fact in finding_facts(one, requests))
     badge, style = severity_word(one["severity"]), SEVERITY_STYLES[one["severity"]]
@@ -366,7 +365,11 @@ def logged_words(one: LoggedRow, logger: bool = True) -> str:
     return f'{clean(one["where"])}: "{clean(one["message"])}" ({what})'
 
 
-def _connectors(report: Report) -> Page:
+def logged(report: Report) -> Page:
+    return bulleted("Logged by the connector", [*map(logged_words, report.get("logged", []))])
+
+
+def connectors(report: Report) -> Page:
     """Connectors inside another one: what became of the tokens with each of them alone."""
     page: Page = []
     for one in report.get("connectors", []):
@@ -415,7 +418,7 @@ class _CallsSeen(NamedTuple):
         return (self.eligible, self.fired, self.extra)
 
 
-def _coverage(report: Report, whole: bool) -> Table:
+def coverage(report: Report, whole: bool) -> Table:
     """One row a hook or op where all layers and ranks saw the same, else one a group of likes."""
     seen = []
     for row in report["coverage"]["hooks"]:
@@ -453,7 +456,7 @@ def _covered_row(name: Code, seen: list[_CallsSeen], whole: bool) -> Row:
     """One row for `seen`; `whole` says that these are all the layers there are."""
     layers = list(dict.fromkeys(one.layer for one in seen if one.layer is not None))
     processes = names(dict.fromkeys(one.process for one in seen))
-    where = f"{_layers(layers, whole)} · {processes}" if layers else processes
+    where = f"{layers_named(layers, whole)} · {processes}" if layers else processes
     eligible, fired = sum(one.eligible for one in seen), sum(one.fired for one in seen)
     extras: dict[str, int] = {}
     for number, word in (extra for one in seen for extra in one.extra):
@@ -463,7 +466,7 @@ def _covered_row(name: Code, seen: list[_CallsSeen], whole: bool) -> Row:
     return Row((name, f"{count(fired)}/{count(eligible)}", words, where), style)
 
 
-def _layers(layers: list[str], whole: bool) -> str:
+def layers_named(layers: list[str], whole: bool) -> str:
     """``4 layers`` for all of them; some: ``model.layers.{0-2,5}.self_attn.attn``."""
     if whole and len(layers) > 1:
         return plural(len(layers), "layer")
@@ -522,51 +525,22 @@ def _requests(report: Report, whole: bool) -> Table:
     """The requests that lost most; all that are listed where it is `whole`."""
     listed = report["requests"]["rows"]
     worst = listed if whole else [row for row in listed if row["not_saved"] > 0][:MAX_REQUESTS]
-    unseen = any(row.get("not_observed") for row in worst)
+    return requests_table(worst, "Requests, worst first", spare=SPARE)
+
+
+def timing(report: Report, whole: bool) -> Page:
+    """The hooks that took most of the steps' time; all of them, with their sums, where it is `whole`."""
     rows = []
-    for row in worst:
-        saved, lost = with_grade(row["saved"], row.get("grade"), row.get("sent", 0)), count(row["not_saved"])
-        numbers = [count(row["prompt"]), saved, lost, *([count(row.get("not_observed", 0))] * unseen)]
-        rows.append(Row((Code(clean(row["id"], 60)), *numbers, clean(row["verdict"], 60))))
-    heads = ["prompt", "saved", "not saved", *(["not observed"] * unseen)]
-    numeric = [Column(head, right=True) for head in heads]
-    columns = [Column("request"), *numeric, Column("verdict")]
-    return Table(columns, rows, "Requests, worst first")
-
-
-def with_grade(saved: float, grade: str | None, sent: float = 0) -> str:
-    """``512 written, 128 sent``: tokens that were saved, how well that is seen, and how many of them were
-    only seen leaving for a peer."""
-    if not saved or not grade:
-        return count(saved)
-    said = f"{count(saved)} {clean(grade, 20)}"
-    if not sent:
-        return said
-    return f"{said}, {'all' if sent >= saved else count(sent)} sent"
-
-
-def _timing(report: Report, whole: bool) -> Page:
-    """The hooks that took most of the steps' time."""
-    table = timing_table(report, len(report["timing"]) if whole else MAX_TIMINGS)
-    return [table, Paragraph(profiles(report), indent=True)]
-
-
-def timing_table(report: Report, most: int, sums: bool = False) -> Table:
-    """The hooks that took most time; with the `sums` of it where they are wanted."""
-    rows = []
+    most = len(report["timing"]) if whole else MAX_TIMINGS
     for row in sorted(report["timing"], key=lambda row: -row["total_ns"])[:most]:
         share = "" if row["share_of_steps"] is None else percent(row["share_of_steps"])
-        times = _times(row["p50_ns"], row["p99_ns"], *([row["total_ns"]] * sums))
+        times = _times(row["p50_ns"], row["p99_ns"], *([row["total_ns"]] * whole))
         rows.append(Row((Code(clean(row["hook"], 60)), row["clock"], count(row["count"]), *times, share)))
-    heads = ("calls", "median", "p99", *(["sum"] * sums), "of the steps")
+    heads = ("calls", "median", "p99", *(["sum"] * whole), "of the steps")
     columns = [Column("hook"), Column("clock"), *(Column(head, right=True) for head in heads)]
-    return Table(columns, rows, "Time in the connector")
-
-
-def profiles(report: Report) -> str:
-    """The files of ``--sample``; "" for none."""
     files = [clean(one, 200) for one in report["run"].get("profiles", [])]
-    return f"py-spy profiles, for speedscope.app: {names(files)}" if files else ""
+    profiles = f"py-spy profiles, for speedscope.app: {names(files)}" if files else ""
+    return [Table(columns, rows, "Time in the connector"), Paragraph(profiles, indent=True)]
 
 
 def _times(*nanoseconds: int) -> list[str]:
@@ -588,11 +562,6 @@ def device(report: Report) -> Page:
     if crossed:
         notes.append(f"{plural(crossed, 'call')} ended on another stream than they began: no device time")
     notes.append("device time is from event to event: it includes the device's waits for the host")
-    return [device_table(part), Paragraph(" · ".join(notes), "dim", indent=True)]
-
-
-def device_table(part: DeviceTimes) -> Table:
-    """The calls timed on both clocks."""
     rows = []
     for row in part["rows"]:
         if row["count"]:
@@ -600,7 +569,8 @@ def device_table(part: DeviceTimes) -> Table:
             sums = _times(row["host_total_ns"], row["device_total_ns"])
             rows.append(Row((Code(clean(row["name"], 60)), count(row["count"]), *medians, *sums)))
     heads = ("hook or op", "calls", "host median", "device median", "host sum", "device sum")
-    return Table([Column(head, right=at > 0) for at, head in enumerate(heads)], rows, "Host and device")
+    columns = [Column(head, right=at > 0) for at, head in enumerate(heads)]
+    return [Table(columns, rows, "Host and device"), Paragraph(" · ".join(notes), "dim", indent=True)]
 
 
 # -------------------------------------------------------------------------------- the end
@@ -613,7 +583,7 @@ _NOT_HOOKED = (
 )
 
 
-def _limits(report: Report) -> list[str]:
+def limits(report: Report) -> list[str]:
     """What this report cannot say, and what tracing took."""
     part = report["limits"]
     out = [clean(note) for note in part["notes"]]
@@ -646,7 +616,7 @@ def _recorders(report: Report) -> str:
     return f"; {left} of {written} processes recorded in Python" if left > 0 else "; recorded in C"
 
 
-def _hooked(report: Report) -> Page:
+def hooked(report: Report) -> tuple[Table, Table]:
     """The processes, and the places in vLLM that kvtrace hooks."""
     processes = [
         Row((clean(one["name"], 60), str(one["pid"]), count(one["records"]), one["end"] or "not traced"))
@@ -658,7 +628,7 @@ def _hooked(report: Report) -> Page:
     ]
     of_process = (Column("process"), Column("pid", True), Column("records", True), Column("recording ends"))
     of_target = (Column("target"), Column("status"), Column("processes", True), Column())
-    return [Table(of_process, processes, "Processes"), Table(of_target, targets, "Hooked in vLLM")]
+    return Table(of_process, processes, "Processes"), Table(of_target, targets, "Hooked in vLLM")
 
 
 _SIDES = ("kv_producer", "kv_consumer")

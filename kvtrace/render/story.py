@@ -11,7 +11,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kvtrace.grouped import grouped
-from kvtrace.render.listing import left_to_save
+from kvtrace.render.layout import names as names_of
+from kvtrace.render.listing import left_to_save, with_grade
 from kvtrace.render.page import (
     Column,
     Facts,
@@ -24,7 +25,7 @@ from kvtrace.render.page import (
     TimelineRow,
     bulleted,
 )
-from kvtrace.render.report import outcome_label, with_grade
+from kvtrace.render.report import layers_named, outcome_label
 from kvtrace.story.story import Entry, HookCalls, Moment, Pair, Range, RankStep, Story
 from kvtrace.terms import KEPT, NOT_OBSERVED, PENDING, Stage
 from kvtrace.trace import hooks
@@ -69,8 +70,8 @@ def summary_page(summary: Summary) -> Page:
     row = summary.row
     status = clean(row["status"], 60) or _UNFINISHED
     lines = [
-        f"step {event.step}: {clean(event.text)} · {clean(event.finding, 60)}: {clean(event.title)}"
-        for event in summary.events
+        f"step {one['step']}: {clean(one['text'])} · {clean(one['finding'], 60)}: {clean(one['title'])}"
+        for one in summary.events
     ]
     note = "its chunks, hooks and positions are not in a report: give the run directory for them"
     return [
@@ -85,9 +86,6 @@ def summary_page(summary: Summary) -> Page:
 
 def _sums(summary: Summary) -> str:
     row = summary.row
-    where = (
-        f" ({plural(summary.layers, 'KV layer')} x {plural(summary.ranks, 'rank')})" if summary.layers else ""
-    )
     chunks = f", computed in {plural(row['chunks'], 'chunk')}" if row["chunks"] else ""
     saved = with_grade(row["saved"], row.get("grade"), row.get("sent", 0))
     parts = [
@@ -97,7 +95,7 @@ def _sums(summary: Summary) -> str:
         *([f"{count(row['local'])} prompt tokens reused"] if row["local"] else []),
         *([f"{count(row['external'])} accepted from the connector"] if row["external"] else []),
     ]
-    return f"{clean(row['verdict'], 60)}{chunks}{where}: {'; '.join(parts)}."
+    return f"{clean(row['verdict'], 60)}{chunks}: {'; '.join(parts)}."
 
 
 def _ranges(story: Story) -> Table:
@@ -345,22 +343,27 @@ def _group(name: str, calls: Sequence[HookCalls], names: Sequence[str]) -> str:
         text += f" {len(seen)}/{len(names)} layers" if names else f" {plural(len(seen), 'layer')}"
         missing = [layer for layer in names if layer not in seen]
         if missing and len(missing) <= 2:
-            text += f" (not {', '.join(clean(layer, 80) for layer in missing)})"
-    notes = []
-    skips = {call.skip for call in calls if call.kind == "op"} - {"HOOKED"}
-    notes += [_SKIPS.get(skip, clean(skip, 40)) for skip in sorted(skips)]
+            text += f" (not {names_of(missing)})"
+    notes = _notes(calls)
+    return f"{text} ({'; '.join(notes)})" if notes else text
+
+
+def _notes(calls: Sequence[HookCalls]) -> list[str]:
+    """What there is to say of calls beside their number."""
+    skips = {call.skip for call in calls if call.kind == "op"} - {"HOOKED", "NOT_A_HOOK_SITE"}
+    notes = [_SKIPS.get(skip, clean(skip, 40)) for skip in sorted(skips)]
     if any(call.direct for call in calls):
         notes.append("called directly")
     slots = max(call.slots for call in calls)
     if slots > 0:
         notes.append(f"{plural(slots, 'slot')} in the whole step's metadata")
     notes += _measured(calls)
-    raised = sum(1 for call in calls if call.raised)
+    raised = sum(call.raised for call in calls)
     if raised:
-        notes.append(f"raised in {raised}" if layered else "raised")
+        notes.append(f"raised in {raised}" if len(calls) > 1 else "raised")
     if any(call.no_metadata for call in calls):
         notes.append("while no metadata was bound")
-    return f"{text} ({'; '.join(notes)})" if notes else text
+    return notes
 
 
 def _measured(calls: Sequence[HookCalls]) -> list[str]:
@@ -394,17 +397,7 @@ def _layer_calls(rank: RankStep, layer: str) -> list[tuple[str, str]]:
             parts.append(f"{count(call.calls)} times")
         if call.tokens >= 0:
             parts.append(plural(call.tokens, "row"))
-        if call.kind == "op" and call.skip in _SKIPS:
-            parts.append(_SKIPS[call.skip])
-        if call.direct:
-            parts.append("called directly")
-        if call.slots >= 0:
-            parts.append(f"{plural(call.slots, 'slot')} in the whole step's metadata")
-        parts += _measured([call])
-        if call.raised:
-            parts.append("raised")
-        if call.no_metadata:
-            parts.append("no metadata bound")
+        parts += _notes([call])
         found.append((label, " · ".join(parts)))
     return found or [(label, "no op and no hook of this layer ran")]
 
@@ -443,7 +436,6 @@ def _pairs(story: Story, members: Sequence[int]) -> str:
     for layers, ranks in grouped(of_rank, lambda rank: of_rank[rank]):
         text = _ranks(ranks)
         if layers:
-            shown = ", ".join(clean(layer, 80) for layer in layers[:3])
-            text += f": {shown}" + (f" and {len(layers) - 3} more layers" if len(layers) > 3 else "")
+            text += f": {layers_named(list(layers), False)}"
         parts.append(text)
     return "; ".join(parts)

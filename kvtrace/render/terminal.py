@@ -37,6 +37,8 @@ STYLES: dict[Style, str] = {
 _MIN_WIDTH = 60
 _TERM = 30
 _SHORT = 40
+_MOST_CELL = 60
+"""No cell of a table is padded beyond it."""
 _TIME, _STEP = 12, 11
 
 
@@ -135,9 +137,7 @@ class _Printer:
         if table.head:
             heads[0] = table.title or heads[0]
             every.append((heads[0][2:] if table.title else heads[0], *heads[1:]))
-        wide = {
-            at: min(max(map(cell_len, (cells[at] for cells in every))), table.columns[at].most) for at in used
-        }
+        wide = {at: min(max(map(cell_len, (cells[at] for cells in every))), _MOST_CELL) for at in used}
         if table.head:
             if table.title and table.gap:
                 self.gap()
@@ -153,8 +153,7 @@ class _Printer:
         """The cells of a row in their columns; the first is laid out already."""
         line = cells[0]
         for at in used[1:]:
-            column = table.columns[at]
-            line += column.join + pad(cells[at], wide[at], column.right)
+            line += "  " + pad(cells[at], wide[at], table.columns[at].right)
         return line
 
     def row(self, table: Table, row: Row, used: list[int], wide: dict[int, int], last: int) -> None:
@@ -164,7 +163,7 @@ class _Printer:
             if row.bar is not None:
                 self.out[-1].append(f"  {bar(row.bar)}", style=STYLES.get(row.style, row.style))
             return
-        first = self.cells(table, cells, used[:-1], wide) + table.columns[last].join
+        first = self.cells(table, cells, used[:-1], wide) + "  "
         prose, room = row.cells[last], self.width - cell_len(first)
         if table.head or cell_len(prose) <= room or room >= self.width // 3:
             self.words(prose, first, style=row.style)

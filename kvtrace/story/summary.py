@@ -15,30 +15,18 @@ SCHEMA = "kvtrace.story-of-report/1"
 _RUN = "give the run directory that the report came from"
 
 
-@dataclass(frozen=True)
-class Example:
-    """One of a finding's examples that is of this request."""
-
-    finding: str
-    title: str
-    step: int
-    text: str
-
-
 @dataclass
 class Summary:
     """One request, as far as a report goes."""
 
     row: dict[str, Any]  # as in report.json (requests.rows)
-    events: list[Example] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """A finding's examples that are of this request: finding, title, step, text."""
     remedy: list[str] = field(default_factory=list)  # of the finding that its verdict names
-    layers: int = 0
-    ranks: int = 0
 
     def document(self) -> dict[str, Any]:
         """As JSON: ``kvtrace.story-of-report/1``."""
-        events = [vars(event) for event in self.events]
-        return {"schema": SCHEMA, "request": self.row, "events": events, "remedy": self.remedy}
+        return {"schema": SCHEMA, "request": self.row, "events": self.events, "remedy": self.remedy}
 
 
 def summarize(path: str | Path, wanted: str, layer: str | None = None, token: int | None = None) -> Summary:
@@ -53,18 +41,14 @@ def summarize(path: str | Path, wanted: str, layer: str | None = None, token: in
         raise KvtraceError(f"a report does not hold what {asked} asks for", path, _RUN)
     row = dict(_row(report, wanted))
     events = [
-        Example(finding["id"], finding["title"], event["step"], event["text"])
+        {"finding": finding["id"], "title": finding["title"], "step": event["step"], "text": event["text"]}
         for finding in report["findings"]
         for event in finding["events"]
         if event["request"] == row["id"]
     ]
     cause = str(row["verdict"])
     remedy = [line for one in report["findings"] if one["id"] == cause for line in one["remedy"]]
-    engine = next((one for one in report["run"]["engines"] if one["tag"] == row["engine"]), None)
-    found = Summary(row, events, list(dict.fromkeys(remedy)))
-    if engine is not None:
-        found.layers, found.ranks = engine["kv_layers"], len(engine["ranks"])
-    return found
+    return Summary(row, events, list(dict.fromkeys(remedy)))
 
 
 def _row(report: Report, wanted: str) -> Any:

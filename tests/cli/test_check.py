@@ -497,7 +497,7 @@ def test_diff_says_what_changed(shell: Shell, tmp_path: Path) -> None:
     assert {one["verdict"] for one in back["coverage"]} == {"better"}
     assert [(one["name"], one["verdict"]) for one in back["findings"]] == [("layer-not-hooked", "better")]
     markdown = shell("diff", REAL, bad, "--format", "markdown")[1]
-    assert "| `save_kv_layer` | `model.layers.*.self_attn.attn` | 100 % | 0 % | worse |" in markdown
+    assert "| `save_kv_layer` | `model.layers.*.self_attn.attn` | 100 % -\\> 0 % | worse |" in markdown
 
 
 def test_diff_reads_an_argument_that_is_json(shell: Shell, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from kvtrace.render.page import (
 )
 from kvtrace.render.terminal import terminal
 
-COLUMNS = (Column("what"), Column("where"), Column("from", right=True), Column("to", join=" -> "), Column())
+COLUMNS = (Column("what"), Column("where"), Column("values"), Column())
 
 
 def both(*parts: Part, width: int = 80) -> tuple[str, str]:
@@ -65,14 +65,14 @@ def test_every_part_has_both_printers() -> None:
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    rows = [Row((Code("hook"), "", "100 %", "0 %", "")), Row((Code("op"), "", "5 %", "12 %", ""))]
+    rows = [Row((Code("hook"), "", "100 % -> 0 %", "")), Row((Code("op"), "", "5 % -> 12 %", ""))]
     text, page = both(Table(COLUMNS, rows, head=False))
-    assert text.splitlines() == ["  hook  100 % -> 0 %", "  op      5 % -> 12 %"]
-    assert page.splitlines()[0] == "| what | from | to |"
+    assert text.splitlines() == ["  hook  100 % -> 0 %", "  op    5 % -> 12 %"]
+    assert page.splitlines()[0] == "| what | values |"
 
 
 def test_prose_stands_beside_its_row_or_under_it() -> None:
-    row = Row(("name", "layers", "1", "2", "called in few of the steps in which it was due"))
+    row = Row(("name", "layers", "1 -> 2", "called in few of the steps in which it was due"))
     beside, _ = both(Table(COLUMNS, [row], head=False))
     assert len(beside.splitlines()) == 1
     wrapped, _ = both(Table(COLUMNS, [row], head=False), width=60)

@@ -81,7 +81,7 @@ def test_a_signal_ends_the_asking_and_what_is_known_is_printed(
 
 def test_the_html_page_holds_each_answer_and_no_script() -> None:
     text = verify_html(RESULT)
-    assert all(one.key in text and one.verdict.says in text for one in ANSWERS)
+    assert all(one.id in text and one.verdict.says in text for one in ANSWERS)
     assert "kvtrace verify --case" in text and "<script" not in text and "script-src 'none'" in text
 
 

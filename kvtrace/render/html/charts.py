@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvtrace.picture.picture import Map, Picture, State
-from kvtrace.render.html.markup import Content, Markup, section, tag, text
-from kvtrace.render.html.sections import device, requests_table, timing
+from kvtrace.render.html.markup import Content, Markup, of_page, section, tag, text
+from kvtrace.render.html.sections import all_requests
 from kvtrace.render.layout import names
-from kvtrace.render.report import profiles
+from kvtrace.render.report import device, timing
 from kvtrace.report.model import Report
 from kvtrace.words import count, percent, plural
 
@@ -94,7 +94,7 @@ def request_lanes(picture: Picture | None, report: Report) -> Markup:
     title = "Requests"
     if picture is None or not picture.lanes:
         why = WITHOUT if picture is None else "No request was recorded."
-        return section("requests", title, tag("p", why), requests_table(report))
+        return section("requests", title, tag("p", why), all_requests(report))
     shown = plural(len(picture.lanes), "request")
     few = len(picture.lanes) < picture.requests
     of = f" of {count(picture.requests)}: those that lost most, and the first ones" if few else ""
@@ -107,7 +107,7 @@ def request_lanes(picture: Picture | None, report: Report) -> Markup:
     chart = tag("div", "", class_="chart", tabindex=0, role="application", aria_label=label)
     readout = tag("output", _EMPTY_LANE, class_="readout noprint", aria_live="polite")
     figure = tag("figure", [tag("div", [chart], class_="scroll"), readout], data_lanes=True)
-    return section("requests", title, tag("p", lead, class_="dim"), marks, figure, requests_table(report))
+    return section("requests", title, tag("p", lead, class_="dim"), marks, figure, all_requests(report))
 
 
 def hook_times(report: Report) -> Markup:
@@ -125,9 +125,9 @@ def hook_times(report: Report) -> Markup:
         words = f"Dot: median; stroke: 99th percentile.{square} The scale is logarithmic."
         caption = tag("figcaption", words, class_="dim")
         parts.append(tag("figure", [caption, chart], data_times=True))
-    parts += [timing(report), device(report)]
-    if line := profiles(report):
-        parts.append(tag("p", line))
+    else:
+        parts.append(tag("p", "No call of a hook was recorded."))
+    parts.append(of_page([*timing(report, whole=True), *device(report)]))
     return section("times", "Hook times, host and device", *parts)
 
 

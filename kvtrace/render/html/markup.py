@@ -53,30 +53,70 @@ def embedded(document: object) -> str:
     return found
 
 
-def table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[Content]], caption: str = "") -> Markup:
-    """A table. `heads`: each column's name, and whether it holds numbers."""
-    columns = list(heads)
-    head = [tag("th", name, scope="col", class_="n" if number else None) for name, number in columns]
+def of_page(parts: page.Page) -> Markup:
+    """The parts of a page, as they stand in the other formats."""
+    return text(_part(part) for part in parts)
+
+
+def _part(part: page.Part) -> Markup:
+    match part:
+        case page.Heading(words):
+            return tag("h3", line(words))
+        case page.Facts(facts):
+            return tag("p", " · ".join(facts), class_="facts")
+        case page.Paragraph(words, style):
+            return tag("p", line(words), class_=style or None) if page.plain(words) else Markup()
+        case page.Badge(word, words, style):
+            return tag("h3", [tag("span", word, class_=f"badge {style}"), " ", line(words)])
+        case page.Labelled(label, lines):
+            return text([tag("h4", label), bullets(map(line, lines))]) if lines else Markup()
+        case page.Bullets(lines):
+            return bullets(map(line, lines))
+        case page.Terms(rows):
+            return definitions((tag("code", name), words) for name, words in rows)
+        case page.Table() if part.rows:
+            return table(part)
+        case page.Command(command):
+            return tag("p", ["Next: ", tag("code", command)], class_="next")
+    return Markup()
+
+
+def line(value: page.Line) -> Markup:
+    """A line, its code spans and its running text."""
+    pieces = (value,) if isinstance(value, str) else value
+    return text(tag("code", piece) if isinstance(piece, page.Code) else piece for piece in pieces)
+
+
+def table(part: page.Table) -> Markup:
+    """A table, all of it; shares that are drawn stand in a column behind the others."""
+    columns = [part.columns[at] for at in part.used()]
+    drawn = any(row.bar is not None for row in part.rows)
+    heads = [*columns, *([page.Column()] if drawn else [])]
+    head = [tag("th", one.head, scope="col", class_="n" if one.right else None) for one in heads]
     body = []
-    for row in rows:
-        cells = zip(row, columns, strict=True)
-        body.append(tag("tr", [tag("td", one, class_="n" if number else None) for one, (_, number) in cells]))
+    for row in part.rows:
+        cells = []
+        for at, column in zip(part.used(), columns, strict=True):
+            style = "n" if column.right else "" if at else row.style
+            cells.append(tag("td", line((row.cells[at],)), class_=style or None))
+        if drawn:
+            bar = width(row.bar or 0.0, "bad" if row.style == "bad" else None)
+            cells.append(tag("td", [tag("span", [bar], class_="bar", aria_hidden="true")]))
+        body.append(tag("tr", cells, class_="total" if row.total else None))
     parts = [
-        *([tag("caption", caption)] if caption else []),
+        *([tag("caption", part.title)] if part.title else []),
         tag("thead", [tag("tr", head)]),
         tag("tbody", body),
     ]
-    return tag("div", [tag("table", parts)], class_="wide", tabindex=0, role="region",
-               aria_label=caption or ", ".join(name for name, _ in columns if name))  # fmt: skip
+    label = part.title or ", ".join(one.head for one in columns if one.head)
+    return tag("div", [tag("table", parts)], class_="wide", tabindex=0, role="region", aria_label=label)
 
 
-def table_of(part: page.Table, caption: str) -> Markup:
-    """A table of a page, all of it."""
-    heads = [(column.head, column.right) for column in part.columns]
-    shown = [
-        [tag("code", one) if isinstance(one, page.Code) else one for one in row.cells] for row in part.rows
-    ]
-    return table(heads, shown, caption)
+def width(share: float, kind: str | None = None) -> Markup:
+    """A bar; a share above nothing shows."""
+    if share <= 0:
+        return Markup()
+    return tag("i", "", class_=kind, style=f"width:{max(0.5, min(1.0, share) * 100):.2f}%")
 
 
 def definitions(rows: Iterable[tuple[Content, Content]]) -> Markup:
@@ -85,7 +125,7 @@ def definitions(rows: Iterable[tuple[Content, Content]]) -> Markup:
 
 
 def bullets(lines: Iterable[Content]) -> Markup:
-    return tag("ul", [tag("li", line) for line in lines])
+    return tag("ul", [tag("li", one) for one in lines])
 
 
 def section(ident: str, title: str, *content: Content) -> Markup:

@@ -12,9 +12,10 @@ from typing import Any
 from kvtrace import __version__
 from kvtrace.picture.picture import Picture
 from kvtrace.render.html import charts, sections
-from kvtrace.render.html.markup import Content, Markup, bullets, embedded, section, table, tag
+from kvtrace.render.html.markup import Markup, embedded, of_page, section, tag
+from kvtrace.render.verify import verify_page as answers
 from kvtrace.report.model import Report
-from kvtrace.verify.answers import Answer, Answered, Result
+from kvtrace.verify.answers import Result
 
 _NAV = (
     ("findings", "Findings"), ("ledger", "Ledger"), ("flow", "Token flow"), ("ruled-out", "Ruled out"),
@@ -49,30 +50,11 @@ def page(report: Report, picture: Picture | None = None) -> str:
     return document(sections.title(report), parts, library, script)
 
 
-_ANSWERS = {Answer.PROVED: "good", Answer.FAILED: "bad"}
-
-
 def verify_page(result: Result) -> str:
-    """Each property with its answer; a failure with its evidence and the command that repeats it."""
-    heads = (("Answer", False), ("Property", False), ("What was seen", False))
-    rows = [
-        (
-            tag("span", one.verdict.answer.value, class_=_ANSWERS.get(one.verdict.answer, "dim")),
-            [tag("code", one.key), " ", one.title],
-            _seen(one, result.again.get(one.key, "")),
-        )
-        for one in result.answers
-    ]
-    told = section("verify", "Proof by return", table(heads, rows, "Properties"), bullets(result.notes))
-    header = tag("header", [tag("h1", "kvtrace verify"), tag("p", result.subject)])
+    """What :func:`kvtrace.render.verify.verify_page` says."""
+    header = tag("header", [tag("h1", "kvtrace verify")])
+    told = section("verify", "Proof by return", of_page(answers(result)[1:]))
     return document(f"verify {result.subject}", [header, tag("main", [told])])
-
-
-def _seen(one: Answered, again: str) -> Content:
-    parts = [tag("p", one.verdict.says)]
-    if one.verdict.evidence:
-        parts.append(bullets(one.verdict.evidence))
-    return [*parts, tag("code", again)] if again else parts
 
 
 def document(title: str, parts: Sequence[Markup], *scripts: str) -> str:
