@@ -63,7 +63,7 @@ def test_it_draws_without_a_word_in_the_console(browser: Browser, html: Path, wi
     assert tab.js("document.documentElement.dataset.ready") == "yes"
     assert tab.troubles() == []
     drawn = tab.js(DRAWN)
-    assert len(drawn) == 3 and min(drawn) > 40
+    assert len(drawn) == 2 and min(drawn) > 40
     # nothing is wider than the screen
     assert tab.js("document.documentElement.scrollWidth") <= width
     tab.close()
@@ -83,7 +83,7 @@ def test_a_run_that_loads_has_a_second_map_that_keys_walk(browser: Browser, tmp_
     run_with_loads(run).write()
     run_json(run)
     tab = browser.open(written(page(build_report(run), draw(run)), tmp_path))
-    assert len(tab.js(DRAWN)) == 4
+    assert len(tab.js(DRAWN)) == 3
     second = 'figure[data-map="1"]'
     tab.js(f"document.querySelector('{second} .chart').focus()")
     tab.press("ArrowRight")

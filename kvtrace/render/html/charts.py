@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kvtrace.picture.picture import Map, Picture, State
-from kvtrace.render.html.markup import Content, Markup, of_page, section, tag, text
+from kvtrace.render.html.markup import Content, Markup, section, tag, text
 from kvtrace.render.html.sections import all_requests
 from kvtrace.render.layout import names
-from kvtrace.render.report import device, timing
 from kvtrace.report.model import Report
 from kvtrace.words import count, percent, plural
 
@@ -108,44 +107,3 @@ def request_lanes(picture: Picture | None, report: Report) -> Markup:
     readout = tag("output", _EMPTY_LANE, class_="readout noprint", aria_live="polite")
     figure = tag("figure", [tag("div", [chart], class_="scroll"), readout], data_lanes=True)
     return section("requests", title, tag("p", lead, class_="dim"), marks, figure, all_requests(report))
-
-
-def hook_times(report: Report) -> Markup:
-    parts: list[Content] = []
-    if report["timing"]:
-        rows = plural(len(report["timing"]), "hook")
-        chart = tag(
-            "div",
-            "",
-            class_="chart",
-            role="img",
-            aria_label=f"Median and p99 of {rows}: the table says the same",
-        )
-        square = " Square: the median of the same hook on the device." if _device_medians(report) else ""
-        words = f"Dot: median; stroke: 99th percentile.{square} The scale is logarithmic."
-        caption = tag("figcaption", words, class_="dim")
-        parts.append(tag("figure", [caption, chart], data_times=True))
-    else:
-        parts.append(tag("p", "No call of a hook was recorded."))
-    parts.append(of_page([*timing(report, whole=True), *device(report)]))
-    return section("times", "Hook times, host and device", *parts)
-
-
-def times_data(report: Report) -> list[dict[str, object]]:
-    """For the chart: the hooks that took most, most first; nanoseconds."""
-    rows = sorted(report["timing"], key=lambda row: -row["total_ns"])[:16]
-    medians = _device_medians(report)
-    return [
-        {
-            "name": row["hook"], "p50": row["p50_ns"], "p99": row["p99_ns"], "calls": row["count"],
-            "device": medians.get(row["hook"], 0),
-        }
-        for row in rows
-    ]  # fmt: skip
-
-
-def _device_medians(report: Report) -> dict[str, int]:
-    """Hook -> median device time, ns, of those that were timed on the device."""
-    if "device" not in report:
-        return {}
-    return {row["name"]: row["device_p50_ns"] for row in report["device"]["rows"] if row["count"]}

@@ -359,42 +359,10 @@
     return draw;
   }
 
-  // ------------------------------------------------------------------------------ hook times
-
-  function times(figure) {
-    const box = figure.querySelector(".chart"), rows = data.times, narrow = box.clientWidth < 560, row = 26;
-    const chart = place(box, "svg", rows.length * row + 44);
-    const all = rows.flatMap((one) => one.device ? [one.p50, one.p99, one.device] : [one.p50, one.p99]).map((ns) => Math.max(ns, 1) / 1e6);
-    const [least, most] = decades(all);
-    function drawTime(params, api) {
-      const one = rows[params.dataIndex], y = api.coord([least, params.dataIndex])[1];
-      const at = (ns) => api.coord([Math.max(ns, 1) / 1e6, params.dataIndex])[0];
-      return { type: "group", children: [
-        { type: "text", style: { text: one.name, x: params.coordSys.x - 10, y, fill: color("text"), font: (narrow ? 10 : 12) + "px sans-serif", align: "right", verticalAlign: "middle", width: params.coordSys.x - 14, overflow: "truncate" } },
-        { type: "rect", shape: { x: at(one.p50), y: y - 2, width: Math.max(1, at(one.p99) - at(one.p50)), height: 4 }, style: { fill: color("R"), opacity: 0.55 } },
-        { type: "rect", shape: { x: at(one.p99) - 1.5, y: y - 7, width: 3, height: 14 }, style: { fill: color("R") } },
-        ...(one.device ? [{ type: "rect", shape: { x: at(one.device) - 4, y: y - 4, width: 8, height: 8 }, style: { fill: color("I"), stroke: color("page"), lineWidth: 1 } }] : []),
-        { type: "circle", shape: { cx: at(one.p50), cy: y, r: 5.5 }, style: { fill: color("R"), stroke: color("page"), lineWidth: 1 } },
-      ] };
-    }
-    function draw() {
-      chart.setOption(Object.assign({}, still, {
-        aria: { enabled: false },
-        grid: { left: narrow ? 128 : 220, right: 24, top: 4, bottom: 34, outerBoundsMode: "none" },
-        tooltip: tooltip((item) => { const one = rows[item.dataIndex]; return one.name + "\nmedian " + ms(one.p50 / 1e6) + ", p99 " + ms(one.p99 / 1e6) + (one.device ? ", device median " + ms(one.device / 1e6) : "") + ", " + many(one.calls, "call"); }),
-        xAxis: axis({ type: "log", logBase: 10, min: least, max: most, axisLabel: { color: color("dim"), hideOverlap: true, formatter: span }, splitLine: { show: true, lineStyle: { color: color("line") } } }),
-        yAxis: { type: "value", min: -0.5, max: rows.length - 0.5, inverse: true, show: false },
-        series: [{ type: "custom", renderItem: drawTime, clip: false, data: rows.map((one, at) => [Math.max(one.p50, 1) / 1e6, at, Math.max(one.p99, 1) / 1e6]), encode: { x: [0, 2], y: 1 } }],
-      }), true);
-    }
-    draw();
-    return draw;
-  }
-
   // ----------------------------------------------------------------------------- the page
 
   const draws = [];
-  const MAKERS = [["figure[data-map]", heatMap], ["figure[data-lanes]", lanes], ["figure[data-times]", times]];
+  const MAKERS = [["figure[data-map]", heatMap], ["figure[data-lanes]", lanes]];
   for (const [selector, make] of MAKERS) document.querySelectorAll(selector).forEach((figure) => draws.push(make(figure)));
   const redraw = () => draws.forEach((draw) => draw());
   const root = document.documentElement, light = matchMedia("(prefers-color-scheme: dark)");

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from kvtrace import __version__
 from kvtrace.picture.picture import Picture
@@ -37,7 +36,7 @@ def page(report: Report, picture: Picture | None = None) -> str:
     Args:
         picture: of the run's steps, None where there is only the report.
     """
-    data: dict[str, Any] = {**(picture or Picture()).document(), "times": charts.times_data(report)}
+    data = (picture or Picture()).document()
     library, script = _file("charts.min.js"), _file("page.js")
     parts = [
         tag("a", "To the answer", href="#verdict", class_="skip"),
@@ -88,7 +87,7 @@ def _body(report: Report, picture: Picture | None) -> list[Markup]:
         sections.ruled_out(report),
         charts.heat_maps(picture),
         charts.request_lanes(picture, report),
-        charts.hook_times(report),
+        sections.hook_times(report),
         sections.processes(report),
         sections.glossary(report),
     ]

@@ -20,6 +20,7 @@ from kvtrace.render.listing import requests_table
 from kvtrace.render.report import (
     connectors,
     coverage,
+    device,
     finding,
     graphs,
     headline,
@@ -29,6 +30,7 @@ from kvtrace.render.report import (
     logged,
     saves,
     state_lines,
+    timing,
 )
 from kvtrace.report.model import FindingRow, Report, Stage
 from kvtrace.terms import FAULT, MEANS
@@ -161,6 +163,12 @@ def all_requests(report: Report) -> Markup:
     )
     body = of_page([requests_table(rows, "Requests")])
     return tag("details", [tag("summary", title), body]) if rows else Markup()
+
+
+def hook_times(report: Report) -> Markup:
+    parts = of_page([*timing(report, whole=True), *device(report)])
+    told = parts or tag("p", "No call of a hook was recorded.")
+    return section("times", "Hook times, host and device", told)
 
 
 def processes(report: Report) -> Markup:
