@@ -87,12 +87,13 @@ _CUTS: tuple[Mapping[str, Any], ...] = (
     {"outcomes": 3},
     {"findings": 2},
     {"findings": 1},
-    {"logged": False},
     {"requests": False},
+    {"requests": True, "logged": False},
     {"vllm": False},
-    {"outcomes": 2},
+    {"requests": False, "outcomes": 2},
 )
-"""What a screen does without where it has not room for all, the least first."""
+"""What a screen does without where it has not room for all, one after the other; where a longer part goes, a
+short one comes back."""
 
 
 def explained_text(report: Report, screen: Screen, source: str, traced: str | None, detail: int) -> str:
