@@ -15,7 +15,7 @@ from kvtrace.agent.metadata import Admissions, Declared, StepRequests, is_empty,
 from kvtrace.agent.metadata.walk import NAMES_NOBODY
 from kvtrace.trace.format import Flag
 
-from .holding import Meta, Req, freeze, rows, slots, step
+from .holding import BLOCK, Meta, Req, freeze, rows, slots, step
 
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
 A, B, C, D = "req-a", "req-b", "req-c", "req-d"
@@ -260,6 +260,22 @@ def test_a_shared_block_is_of_the_named_or_computing_request():
     assert said(Meta(save=[record(xs=[11, 12])]), step(shared())) == [(A, STORE, 0, 32)]
     assert said(Meta(save=[record(xs=[11, 12, 23])]), step(shared())) == [(B, STORE, 0, 48)]
     assert said(Meta(save_blocks=[11, 12, 24]), step(shared())) == [(B, STORE, 0, 32), (B, STORE, 48, 16)]
+
+
+def test_the_requests_of_a_step_are_not_asked_one_by_one() -> None:
+    asked = []
+
+    class Counting(StepRequests):
+        def tables(self, req_id: str) -> list[list[int]]:
+            asked.append(req_id)
+            return super().tables(req_id)
+
+    requests = {f"req-{n}": Req(([n + 1],), BLOCK, now=BLOCK) for n in range(64)}
+    jobs = [record(token_ids=req.tokens, slots=slots(req.tables[0]), put=True) for req in requests.values()]
+    counting = step(requests)
+    counting.__class__ = Counting
+    assert read(Meta(jobs=jobs), counting).store_entries == 64
+    assert len(asked) < 64 * 16
 
 
 def test_a_block_that_nobody_made_in_this_step_names_no_request():
@@ -631,12 +647,6 @@ def test_generators_are_left_alone():
 
 
 Pair = namedtuple("Pair", "rid blocks")
-
-
-def test_ids_as_the_client_gave_them():
-    requests = {f"{A}-0123abcd": one_step()[A]}
-    item = record(request_id=A, save=True, xs=[111, 112, 113])
-    assert said(Meta(work=[item]), step(requests)) == [(f"{A}-0123abcd", STORE, 0, 48)]
 
 
 def test_a_finished_request_can_still_be_named_by_its_id():

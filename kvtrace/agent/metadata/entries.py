@@ -15,13 +15,15 @@ from kvtrace.agent.metadata import identify, words
 from kvtrace.agent.metadata.identify import BLOCK, SLOT, TOKEN, Reading
 from kvtrace.agent.metadata.numbers import Known, Number, Span, Unclear, cut
 from kvtrace.agent.metadata.shapes import Integers
-from kvtrace.agent.metadata.step_requests import TELLING, Interval, StepRequests
+from kvtrace.agent.metadata.step_requests import Interval, StepRequests
 from kvtrace.agent.metadata.walk import Listed, Node, Problem
 from kvtrace.trace.facts import NO_DIRECTION, NOBODYS
 from kvtrace.trace.format import UNKNOWN, Flag
 
 _STORE, _LOAD = int(Flag.STORE), int(Flag.LOAD)
 _MOST_BLOCKS = 1 << 16
+_TELLING = 8
+"""So many token ids, under whatever name, are a request's own by no chance."""
 _Named = TypeVar("_Named", Listed, Number, Span)
 
 
@@ -100,15 +102,20 @@ class Resolver:
         if ids:
             own = [one for one in ids if any(self._readings(one, listed) for listed in lists)]
             return ([(own[0], list(lists))] if len(own) == 1 else []), len(own) > 1
-        holders = [self._holders(listed) for listed in lists]
+        holding = [self._holding(listed) for listed in lists]
+        holders = [self._meant(listed, some) for listed, some in zip(lists, holding, strict=True)]
+        if not any(len(one) == 1 for one in holders):
+            for listed, some in zip(lists, holding, strict=True):
+                if not some and any(one.length >= _TELLING for one in listed.lists):
+                    holders.append(self._meant(listed, self.requests.scheduled))
         sure = {one[0] for one in holders if len(one) == 1}
         if len(sure) == 1:
             return [(sure.pop(), list(lists))], False
         several = any(len(one) > 1 for one in holders) or bool(sure)
         return ([] if several else self._split(lists)), several
 
-    def _holders(self, listed: Listed) -> list[str]:
-        """The requests of which a list names blocks, slots or many tokens: those that alone can be meant."""
+    def _holding(self, listed: Listed) -> list[str]:
+        """The requests that hold the first block, or the block of the first slot, of a list."""
         found: list[str] = []
         for numbers in (*listed.lists, *listed.columns):
             if numbers.hidden or not numbers.length:
@@ -116,9 +123,11 @@ class Resolver:
             first = numbers.at(0) or numbers.at(numbers.length - 1)
             sizes = dict.fromkeys((1, *self.requests.sizes))
             found.extend(one for size in sizes for one in self.requests.holders(first // size))
-        if not found and any(one.length >= TELLING for one in listed.lists):
-            found = self._by_tokens(listed)
-        ways = {one: way for one in found if (way := self._readings(one, listed))}
+        return found
+
+    def _meant(self, listed: Listed, requests: Iterable[str]) -> list[str]:
+        """The requests of which a list names blocks, slots or many tokens: those that alone can be meant."""
+        ways = {one: way for one in requests if (way := self._readings(one, listed))}
         units = {way[0].unit for way in ways.values()}
         if len(units) > 1 or (
             units == {SLOT} and not words.read(listed.name).unit and self._may_be_blocks(listed)
@@ -128,20 +137,6 @@ class Resolver:
         if len(found) > 1:
             found = [one for one in found if self._takes_part(one, listed)] or found
         return found
-
-    def _by_tokens(self, listed: Listed) -> list[str]:
-        """The requests of whose token ids a list may be, that names no block which anybody holds; all of the
-        step where that says nothing: of null blocks, and of blocks that a window has left."""
-        numbers = listed.lists[0]
-        every = [one for one in (*listed.lists, *listed.columns) if not one.hidden and one.length]
-        if len(listed.lists) > 1 or any(one.at(0) <= 0 for one in every) or self.requests.windowed:
-            return list(self.requests.scheduled)
-        if numbers.hidden:
-            return []
-        length = numbers.length
-        return self.requests.with_tokens(
-            numbers.part(0, TELLING, 1), numbers.part(length - TELLING, length, 1)
-        )
 
     def _takes_part(self, req_id: str, listed: Listed) -> bool:
         """Whether the request computes or awaits what the list names, and did not find it in a cache."""
@@ -393,7 +388,7 @@ def _by_chance(listed: Listed, numbers: Integers, way: Reading) -> bool:
     """Few numbers under a name that says nothing: they may be equal by chance."""
     if words.read(listed.name).unit == way.unit:
         return False
-    return not way.strict or numbers.length < {BLOCK: 1, SLOT: 2, TOKEN: TELLING}[way.unit]
+    return not way.strict or numbers.length < {BLOCK: 1, SLOT: 2, TOKEN: _TELLING}[way.unit]
 
 
 def _counts_tokens(name: str) -> bool:

@@ -240,8 +240,9 @@ def _as_tokens(requests: StepRequests, req_id: str, numbers: Integers) -> Readin
     count = numbers.length
     if not tokens or count > len(tokens):
         return None
-    (zero, computed, *others), ends = requests.token_places(req_id)
-    starts = (zero, computed, *(end - count for end in ends), *others)
+    computed, awaited = requests.computed(req_id) or (0, 0), requests.awaited(req_id) or (0, 0)
+    ends = (computed[1], len(tokens))
+    starts = (0, computed[0], *(end - count for end in ends), *awaited, requests.local(req_id))
     for start in dict.fromkeys(starts):
         if 0 <= start <= len(tokens) - count and _same(tokens, start, numbers):
             return Reading(TOKEN, ((start, start + count),))

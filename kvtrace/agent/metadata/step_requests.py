@@ -7,7 +7,7 @@ most steps never ask.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -17,13 +17,7 @@ from kvtrace.agent.steps.block_tables import groups_of, resumed_of
 Interval = tuple[int, int]
 """Token positions [start, end) in a request."""
 
-_ByTokens = defaultdict[tuple[int, ...], set[str]]
-
-TELLING = 8
-"""So many token ids, under whatever name, are a request's own by no chance."""
 _REMEMBERED = 512
-_CLIENT_SUFFIX = 9
-"""vLLM's engine calls a client's request ``<its id>-<8 hexadecimal digits>``."""
 
 
 @dataclass
@@ -98,9 +92,6 @@ class StepRequests:
         self._owners: dict[int, str] | None = None
         self._shared: dict[int, list[str]] = {}
         self._all_indexed = False
-        self._clients: dict[str, str | None] | None = None
-        self._by_tokens: tuple[_ByTokens, _ByTokens] | None = None
-        """The first and the last tokens of what metadata may name of a request -> the requests."""
 
     def __bool__(self) -> bool:
         """Whether anything is known of the step's requests."""
@@ -108,16 +99,6 @@ class StepRequests:
 
     def knows(self, text: str) -> bool:
         return text in self.requests or text in self._tables or text in self._admissions.gone
-
-    def client(self, text: str) -> str | None:
-        """The engine's id of a client's id, where one request alone has it."""
-        if self._clients is None:
-            self._clients = {}
-            for req_id in self.requests:
-                if req_id[-_CLIENT_SUFFIX : -_CLIENT_SUFFIX + 1] == "-":
-                    given = req_id[:-_CLIENT_SUFFIX]
-                    self._clients[given] = None if given in self._clients else req_id
-        return self._clients.get(text)
 
     def size(self, group: int) -> int:
         """Tokens in a block of a group; 0 where unknown."""
@@ -181,32 +162,6 @@ class StepRequests:
             if isinstance(known, list):
                 return known
         return []
-
-    def token_places(self, req_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Where a list of a request's token ids may begin, and where one may end."""
-        computed, awaited = self.computed(req_id) or (0, 0), self.awaited(req_id) or (0, 0)
-        return (0, computed[0], *awaited, self.local(req_id)), (computed[1], len(self.tokens(req_id)))
-
-    def with_tokens(self, first: list[int], last: list[int]) -> list[str]:
-        """The step's requests of whose token ids a list may be, by its first and last :data:`TELLING`."""
-        if self._by_tokens is None:
-            begins, ends = self._by_tokens = _ByTokens(set), _ByTokens(set)
-            for req_id in self.scheduled:
-                tokens = self.tokens(req_id)
-                starts, stops = self.token_places(req_id)
-                for at in starts:
-                    begins[tuple(tokens[at : at + TELLING])].add(req_id)
-                for at in stops:
-                    ends[tuple(tokens[max(0, at - TELLING) : at])].add(req_id)
-        begins, ends = self._by_tokens
-        found = begins.get(tuple(first), set()) | ends.get(tuple(last), set())
-        return [req_id for req_id in self.scheduled if req_id in found] if found else []
-
-    @property
-    def windowed(self) -> bool:
-        """Whether a window has left blocks of a request of this step."""
-        seen = [self.views(req_id) for req_id in self.scheduled]  # of all: they are remembered
-        return any(len(views) > 1 for views in seen)
 
     # --- who holds a block ----------------------------------------------------------------------
 

@@ -264,11 +264,10 @@ class Walk:
             part.numbers.append((name, value))
 
     def _text(self, part: Node, name: str, value: str) -> None:
-        known = value if self.requests.knows(value) else self.requests.client(value)
-        if known is None:
+        if not self.requests.knows(value):
             part.want |= words.operation(name, value)
-        elif known not in part.ids and not words.read(name).foreign:
-            part.ids.append(known)
+        elif value not in part.ids and not words.read(name).foreign:
+            part.ids.append(value)
 
     def _list(self, part: Node, name: str, value: Any, kind: FieldShape) -> bool:
         """Takes a list of integers, or of such lists; False where it is none."""
