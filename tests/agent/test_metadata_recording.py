@@ -125,7 +125,7 @@ def test_what_is_not_understood_is_written_when_it_has_doubled(trace, reader):
     found = trace.facts(Fact.UNREADABLE_METADATA)
     assert [fact["steps"] for fact in found] == [1, 2, 4]
     assert (found[0]["connector"], found[0]["class"], found[0]["field"]) == (index, "Meta", "jobs[].spans")
-    assert found[0]["shape"].startswith("list of 3-tuples") and not found[0]["load"]
+    assert found[0]["shape"].startswith("list of tuple of int") and not found[0]["load"]
     assert all(rows.flags(row.head) & Flag.UNREADABLE for row in trace.rows(Kind.HOOK))
 
 

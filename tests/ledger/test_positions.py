@@ -761,7 +761,7 @@ def test_old_blocks_of_the_same_request_are_read_instead(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("shape", "fate"),
     [
-        ("list of ints: numbers that no request of this step holds", NOT_OFFERED),
+        ("list of int: numbers that no request of this step holds", NOT_OFFERED),
         ("neither store nor load", NOT_OFFERED),
         ("how much of it is not understood", NOTHING),
     ],

@@ -112,7 +112,7 @@ class Resolver:
         if len(sure) == 1:
             return [(sure.pop(), list(lists))], False
         several = any(len(one) > 1 for one in holders) or bool(sure)
-        return ([] if several else self._split(lists)), several
+        return ([] if several else self._split(part, lists)), several
 
     def _holding(self, listed: Listed) -> list[str]:
         """The requests that hold the first block, or the block of the first slot, of a list."""
@@ -149,9 +149,9 @@ class Resolver:
                 return end > max(computed[0], self.requests.local(req_id))
         return False
 
-    def _split(self, lists: Sequence[Listed]) -> list[tuple[str, list[Listed]]]:
+    def _split(self, part: Node, lists: Sequence[Listed]) -> list[tuple[str, list[Listed]]]:
         """Flat lists of blocks: each number belongs to whoever alone holds it."""
-        if any(words.read(one.name).role for one in lists):
+        if any(words.read(one.name).role for one in part.lists):
             return []  # which of them, is said by the other
         for listed in lists:
             if words.read(listed.name).unit not in ("", BLOCK):

@@ -17,9 +17,6 @@ BLOCK, SLOT, TOKEN = "block", "slot", "token"
 
 _CHECKED_WHOLE = 256
 _PROBES = 64
-_MOST_SLOTS = 4096
-_PAD = -1
-"""Slot of a padding token."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +169,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 def _as_slots(requests: StepRequests, tables: list[list[int]], numbers: Integers) -> Reading | None:
     for group, table in enumerate(tables):
         size = requests.size(group)
-        if not size or not table:
-            continue
-        reading = _slot_run(table, size, numbers)
-        if reading is None and numbers.length <= _MOST_SLOTS:
-            reading = _slot_set(table, size, numbers)
+        reading = _slot_run(table, size, numbers) if size and table else None
         if reading is not None:
             return reading
     return None
@@ -207,26 +200,6 @@ def _slot_run(table: list[int], size: int, numbers: Integers) -> Reading | None:
     if count > first and numbers.part(first, count, size) != [block * size for block in blocks[1:]]:
         return None
     return Reading(SLOT, ((start, start + count),))
-
-
-def _slot_set(table: list[int], size: int, numbers: Integers) -> Reading | None:
-    if any(
-        at not in table for slot in (numbers.at(0), numbers.at(numbers.length // 2)) if (at := slot // size)
-    ):
-        return None
-    where = {block: index for index, block in enumerate(table) if block > 0}
-    values = [value for value in numbers.whole() if value != _PAD]
-    positions = []
-    for slot in values:
-        index = where.get(slot // size) if slot >= 0 else None
-        if index is None:
-            return None
-        positions.append(index * size + slot % size)
-    if not positions or len(set(positions)) != len(positions):
-        return None
-    ordered = sorted(positions)
-    strict = positions == ordered or not numbers.ordered
-    return Reading(SLOT, tuple(merged((at, at + 1) for at in ordered)), strict)
 
 
 # --- token ids -----------------------------------------------------------------------

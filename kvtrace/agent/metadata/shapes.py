@@ -258,19 +258,6 @@ def _array(value: Any) -> Integers | None:
     return Integers(flat.reshape(-1) if len(flat.shape) != 1 else flat, size)
 
 
-def rows(value: Any) -> list[Any] | None:
-    """A two-dimensional array of integers in host memory, or an array of records, as lists; None: neither."""
-    integers = len(value.shape) == 2 and str(value.dtype).startswith(_INTEGER_TYPES)
-    if not integers and not (len(value.shape) == 1 and getattr(value.dtype, "names", None)):
-        return None
-    if getattr(getattr(value, "device", None), "type", "cpu") not in ("cpu", None):
-        return None
-    if math.prod(map(int, value.shape)) > MAX_ITEMS:
-        return None
-    listed: list[Any] = value.tolist()
-    return listed
-
-
 _NO_NUMBERS_OF_KV = ("float", "bfloat", "bool", "complex", "torch.float", "torch.bfloat", "torch.bool")
 
 
@@ -280,27 +267,9 @@ def may_name_kv(value: Any) -> bool:
 
 
 def describe(value: Any, depth: int = 0) -> str:
-    """A value's shape in words, nothing of its content: ``list of 3-tuples``."""
-    kind = kind_of(value)
-    cls = type(value)
+    """A value's shape in words, nothing of its content: ``list of tuple of int``."""
+    kind, cls = kind_of(value), type(value)
     if kind is FieldShape.ARRAY:
         return f"{cls.__name__} of {value.dtype}, shape {tuple(int(n) for n in value.shape)}"
-    if kind is FieldShape.LIST and depth < 3:
-        inner = _inner(items(value)[:1], depth)
-        if cls is tuple and depth:
-            return f"{len(value)}-tuple"
-        return f"{cls.__name__}{inner}" if inner else f"empty {cls.__name__}"
-    if kind is FieldShape.MAP and depth < 3:
-        listed = pairs(value)[:1]
-        if not listed:
-            return "empty dict"
-        return f"dict of {type(listed[0][0]).__name__} to {describe(listed[0][1], depth + 1)}"
-    return cls.__name__
-
-
-def _inner(listed: list[Any], depth: int) -> str:
-    if not listed:
-        return ""
-    inner = describe(listed[0], depth + 1)
-    plural = inner + "s" if " " not in inner and inner[-1:].isalpha() else inner
-    return f" of {plural}"
+    first = items(value)[:1] if kind is FieldShape.LIST and depth < 3 else []
+    return f"{cls.__name__} of {describe(first[0], depth + 1)}" if first else cls.__name__

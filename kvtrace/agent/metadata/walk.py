@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvtrace.agent.metadata import identify, shapes, stock, words
+from kvtrace.agent.metadata import shapes, stock, words
 from kvtrace.agent.metadata.numbers import Number, Span
 from kvtrace.agent.metadata.shapes import SCALARS, FieldShape, Integers
 from kvtrace.agent.metadata.step_requests import Interval, StepRequests
@@ -194,7 +194,7 @@ class Walk:
         if self._too_deep(context):
             return
         part = Node(context, name)
-        deeper = self._plain(part, self._side_by_side(list(fields), context), context)
+        deeper = self._plain(part, fields, context)
         for under, value, kind in deeper:
             self._inside(part, under, value, kind)
         self._close(part)
@@ -281,7 +281,7 @@ class Walk:
         if numbers is not None:
             self._listed(part, name, value, (numbers,))
             return True
-        inner = _lists(value, kind)
+        inner = _lists(value)
         if inner is not None:
             columns = _columns([one.whole() for one in inner]) if _same_length(inner) else ()
             self._listed(part, name, value, inner, columns)
@@ -366,11 +366,6 @@ class Walk:
             if columns:
                 self._listed(part, name, value, columns=columns)
         else:
-            inner = _lists([item for _, item in rest], FieldShape.LIST)
-            groups = [key for key, _ in rest] == list(range(len(rest)))
-            if inner is not None and groups:
-                self._listed(part, name, value, inner)
-                return
             part.inside = True
             for _, item in rest:
                 self._item(item, context.item(), name)
@@ -391,10 +386,10 @@ class Walk:
             known = [one for one in texts if self.requests.knows(one)]
             word = words.read(name)
             if word.direction and not word.done:
-                shape = "ids of requests, and not how much of them" if known else "list of strs"
+                shape = "ids of requests, and not how much of them" if known else "list of str"
                 part.ordered.append((word.direction, known, Problem(context.field, shape)))
             elif not (known or word.done or word.other or word.foreign):
-                self.unsure = self.unsure or Problem(context.field, "list of strs")
+                self.unsure = self.unsure or Problem(context.field, "list of str")
             return
         keys = [item for item in listed if shapes.kind_of(item) is FieldShape.BYTES]
         if keys and kinds <= {FieldShape.BYTES, FieldShape.NOTHING}:  # longer than a key it may say anything
@@ -438,7 +433,7 @@ class Walk:
             self._close(part)
         elif kind in (FieldShape.LIST, FieldShape.ARRAY):
             inside = replace(context, depth=context.depth + 1)
-            if shapes.integers(item, kind) is not None or _lists(item, kind) is not None:
+            if shapes.integers(item, kind) is not None or _lists(item) is not None:
                 self._record([(name, item)], inside)
             else:
                 part = Node(inside, inside=True)
@@ -449,31 +444,7 @@ class Walk:
         word = words.read(name)
         texts = len(self.parts) == before and any(type(one) is str and one for one in values)
         if texts and not (word.done or word.other or word.foreign):  # it says nothing else: they may be keys
-            self.unsure = self.unsure or Problem(context.field, "an entry of strs")
-
-    def _side_by_side(self, fields: list[tuple[str, Any]], context: Context) -> list[tuple[str, Any]]:
-        """Lists side by side, one of them request ids: a record for each place. Returns the other fields."""
-        for name, ids in fields:
-            if type(ids) not in (list, tuple) or not ids or not all(map(self._request, ids)):
-                continue
-            beside = [
-                (under, value)
-                for under, value in fields
-                if under != name and type(value) in (list, tuple) and len(value) == len(ids)
-            ]  # fmt: skip
-            if not any(all(map(self._is_of, ids, value)) for _, value in beside):
-                continue
-            for at, request in enumerate(ids):
-                inside = replace(context.under(name), ids=(request,))
-                self._record([(under, value[at]) for under, value in beside], inside)
-            taken = {name, *(under for under, _ in beside)}
-            return [one for one in fields if one[0] not in taken]
-        return fields
-
-    def _is_of(self, req_id: str, value: Any) -> bool:
-        """Whether a value names blocks, slots or tokens of a request."""
-        numbers = shapes.integers(value, shapes.kind_of(value))
-        return numbers is not None and bool(identify.readings(self.requests, req_id, numbers))
+            self.unsure = self.unsure or Problem(context.field, "an entry of str")
 
 
 def _with_pairs(fields: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
@@ -529,9 +500,9 @@ def _names_a_number(names: list[str]) -> bool:
     return any(words.read(name).role or words.read(name).unit for name in names)
 
 
-def _lists(value: Any, kind: FieldShape) -> tuple[Integers, ...] | None:
+def _lists(value: Any) -> tuple[Integers, ...] | None:
     """The lists of a list of lists of integers, empty ones left out; None where it is none."""
-    listed = shapes.rows(value) if kind is FieldShape.ARRAY else shapes.items(value)
+    listed = shapes.items(value)
     if not listed or len(listed) > _MOST_LISTS:
         return None
     found = []
