@@ -179,7 +179,6 @@ class WorkerFact(Document):
     pp_rank: int | None = None
     dp_rank: int = 0
     worker_class: str | None = None
-    device: str | None = None
     kv_layers: tuple[str, ...] = ()
     direct_call: Mapping[str, bool] = field(default_factory=dict)
     backends: Mapping[str, str] = field(default_factory=dict)
@@ -305,7 +304,6 @@ class SwallowedFact(Document):
         hook: the hook's name; for work in the background "thread", "executor" or "asyncio".
         step: the step that the call or work was for, 0 not known. ``layer``: of the hook.
         where: innermost frame of the connector's that the exception passed.
-        inside: innermost frame of all, where that is another's (a library raised it); else "".
         asked_by: of work in the background, the hook that handed it over; "" where it was none, or not known.
         ended: it ended the job or task: it stands in a future, and whether anybody asks that is not known.
         went_on: after the last one of its kind in this call, the same call still read or wrote KV slots, or
@@ -328,7 +326,6 @@ class SwallowedFact(Document):
     type: str = ""
     message: str = ""
     where: str = ""
-    inside: str = ""
     asked_by: str = ""
     ended: bool | None = None
     went_on: bool | None = None

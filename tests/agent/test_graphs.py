@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvtrace.agent.engine import ops
-from kvtrace.agent.facts.connector_facts import requires_piecewise
+from kvtrace.agent.facts.connector_facts import says_piecewise
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps import graphs
 from kvtrace.trace import ops as op_table
@@ -207,12 +207,9 @@ def test_the_connector_is_asked_with_a_copy() -> None:
         def requires_piecewise_for_cudagraph(cls, extra: dict[str, Any]) -> bool:
             raise RuntimeError
 
-    connector = Greedy()
     extra = {"layerwise": True}
-    connector._kv_transfer_config = SimpleNamespace(kv_connector_extra_config=extra)  # type: ignore[attr-defined]
-    assert requires_piecewise(connector, Greedy) is True and extra == {"layerwise": True}
-    connector._kv_transfer_config.kv_connector_extra_config = {"layerwise": False}  # type: ignore[attr-defined]
-    assert requires_piecewise(connector, Greedy) is False
-    assert requires_piecewise(Greedy(), Greedy) is False
-    assert requires_piecewise(Broken(), Broken) is None
-    assert requires_piecewise(object(), object) is None
+    assert says_piecewise(Greedy, extra) is True and extra == {"layerwise": True}
+    assert says_piecewise(Greedy, {"layerwise": False}) is False
+    assert says_piecewise(Greedy, None) is False
+    assert says_piecewise(Broken, {}) is None
+    assert says_piecewise(object, {}) is None

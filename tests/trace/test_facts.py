@@ -75,7 +75,7 @@ KEYS = {
     "connector_created connector kv_groups multimodal hash_algo",
     facts.KvTransfer: "connector role module_path engine_id extra",
     facts.KvGroup: "kind block_size layers window dtype",
-    facts.WorkerFact: "tag ordinal rank tp_rank pp_rank dp_rank worker_class device "
+    facts.WorkerFact: "tag ordinal rank tp_rank pp_rank dp_rank worker_class "
     "kv_layers direct_call backends connector_live connector other_layers slot_bytes",
     facts.ConnectorFact: "ordinal role parent configured class module file ok error_type error where proxy "
     "noop overrides ints resolves requires_piecewise",
@@ -84,7 +84,7 @@ KEYS = {
     facts.AgentErrorFact: "where error",
     facts.ClientIdFact: "client engine",
     facts.HandOverFact: "request returned ids asks flags",
-    facts.SwallowedFact: "hook layer step connector type message where inside asked_by ended went_on "
+    facts.SwallowedFact: "hook layer step connector type message where asked_by ended went_on "
     "observed_calls count logged broad far",
     facts.LogFact: "logger level message hook layer step connector shown count",
     facts.ConfigKeysFact: "connector given read asked hidden",

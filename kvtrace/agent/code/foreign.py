@@ -130,7 +130,7 @@ def _maker(record: logging.LogRecord) -> FrameType | None:
 
 
 def _written(error: BaseException | None, frames: list[FrameType]) -> set[str]:
-    """Pieces of text that stand in the source of these calls, and of the classes of their ``self``."""
+    """Pieces of text that stand in the source of these calls, and of the classes that they stand in."""
     classes = {cls for cls in map(_class_of, frames) if cls is not None}
     if error is not None:
         classes.add(type(error))
@@ -139,24 +139,13 @@ def _written(error: BaseException | None, frames: list[FrameType]) -> set[str]:
 
 
 def _class_of(frame: FrameType) -> type | None:
-    """The class of a frame's ``self``. Up to Python 3.12 whoever asks a frame that runs for its variables
-    makes it keep them until it ends: of such a one it is the class that the code stands in."""
-    if sys.version_info >= (3, 13) or not _runs(frame):
-        values = frame.f_locals
-        return type(values["self"]) if "self" in values else None
+    """The class that the code of a frame stands in; up to Python 3.10 code does not say that."""
     found: Any = None
     for name in str(getattr(frame.f_code, "co_qualname", "")).split(".")[:-1]:
         found = frame.f_globals.get(name) if found is None else vars(found).get(name)
         if not isinstance(found, type):
             return None
     return found if isinstance(found, type) else None
-
-
-def _runs(frame: FrameType) -> bool:
-    here: FrameType | None = sys._getframe(1)
-    while here is not None and here is not frame:
-        here = here.f_back
-    return here is frame
 
 
 @functools.lru_cache(256)

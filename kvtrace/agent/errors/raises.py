@@ -43,7 +43,8 @@ _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENE
 
 class Raised(NamedTuple):
     """What is kept of an exception. ``key``: its id, good only while it lives; ``t``: when a frame of the
-    connector's saw it last, host ns; the rest as in :class:`kvtrace.trace.facts.SwallowedFact`."""
+    connector's saw it last, host ns; ``inside``: the innermost frame of all; the rest as in
+    :class:`kvtrace.trace.facts.SwallowedFact`."""
 
     key: int
     name: str

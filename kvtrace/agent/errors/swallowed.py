@@ -177,7 +177,6 @@ class CallErrors:
             type=seen.name,
             message=seen.message,
             where=seen.where,
-            inside=seen.inside if seen.inside != seen.where else "",
             asked_by=about.asked_by,
             ended=seen.ended,
             went_on=seen.went_on,

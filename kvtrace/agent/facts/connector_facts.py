@@ -41,7 +41,9 @@ def fact_of(
         noop=tuple(name for name in hooks.NAMES if _idles(connector, name)),
         overrides=own_hooks(base),
         ints=_integers(connector),
-        requires_piecewise=requires_piecewise(connector, base),
+        requires_piecewise=says_piecewise(
+            base, get(connector, "_kv_transfer_config.kv_connector_extra_config")
+        ),
     )
 
 
@@ -56,13 +58,9 @@ def resolves(live: type, module_path: str | None, name: str | None) -> bool | No
     return getattr(sys.modules.get(module_path), name, None) is live
 
 
-def requires_piecewise(connector: Any, base: type) -> bool | None:
-    """What the class says to vLLM of graphs (0.17.1+)."""
-    return says_piecewise(base, get(connector, "_kv_transfer_config.kv_connector_extra_config"))
-
-
 def says_piecewise(base: type, extra: Any) -> bool | None:
-    """``requires_piecewise_for_cudagraph``, a pure class method, asked with a copy; None: not known."""
+    """``requires_piecewise_for_cudagraph`` (0.17.1+), a pure class method, asked with a copy; None: not
+    known."""
     ask = getattr(base, "requires_piecewise_for_cudagraph", None)
     if ask is None:
         return None

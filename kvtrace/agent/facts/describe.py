@@ -113,14 +113,11 @@ def not_of_tokens(kv_cache_config: Any) -> dict[str, str]:
         of_layer = getattr(spec, "kv_cache_specs", None)  # a group of several kinds of the same size
         for name in map(str, getattr(group, "layer_names", ())):
             own = of_layer.get(name, spec) if isinstance(of_layer, dict) else spec
-            kept = next((NOT_OF_TOKENS[kind] for kind in _kinds(own) if kind in NOT_OF_TOKENS), None)
+            kinds = (cls.__name__ for cls in type(own).__mro__)
+            kept = next((NOT_OF_TOKENS[kind] for kind in kinds if kind in NOT_OF_TOKENS), None)
             if kept is not None:
                 found[name] = kept
     return found
-
-
-def _kinds(spec: Any) -> list[str]:
-    return [cls.__name__ for cls in type(spec).__mro__]
 
 
 def engine(scheduler: Any, tag: int) -> EngineFact:
@@ -179,7 +176,6 @@ def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> WorkerFact:
         pp_rank=_group_rank("get_pp_group"),
         dp_rank=dp_rank(config),
         worker_class=f"{type(inner).__module__}.{type(inner).__qualname__}",
-        device=str(getattr(inner, "device", "")) or None,
         kv_layers=layers,
         other_layers=others,
         direct_call={
