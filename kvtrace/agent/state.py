@@ -97,11 +97,11 @@ class WorkerState:
         """Whether requests end with the step."""
         self.prompt = False
         """Whether the step computes prompt tokens."""
-        self.watch_store: Any = None
-        self.watch_load: Any = None
-        self.watch_after: Any = None
-        """Set (``policy.Watched``) while the calls of the hooks for saving, or loading, run watched; and in
-        the step after such a one, those that are not called layer by layer."""
+        self.watch_store: bool | None = None
+        self.watch_load: bool | None = None
+        self.watch_after: bool | None = None
+        """True while the calls of the hooks for saving, or loading, run watched; and in the step after such a
+        one, those that are not called layer by layer. Else None: the recorder in C asks for that alone."""
         self.watched = 0
         """Flag.STORE and LOAD where they were in this step."""
 

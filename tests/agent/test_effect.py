@@ -411,15 +411,6 @@ def test_the_first_steps_with_work_are_sampled_then_every_32nd(sampled, caches):
     assert len(connector.kept) == 140
 
 
-def test_a_sampled_step_without_effect_is_looked_at_again(sampled, caches):
-    trace = sampled
-    connector = make(caches, lambda *_: None)
-    for number in range(1, 100):
-        step(connector, caches, store(2), number=number)
-    # and not for ever
-    assert watched_steps(trace) == [*range(1, 9 + policy._MAX_EXTRA), 33, 65, 97]
-
-
 def test_mute_metadata_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
     trace = sampled
 

@@ -61,12 +61,6 @@ class Below(Probing):
     pass
 
 
-class Watched:
-    """A step that is watched."""
-
-    declared, calls, effect = True, 0, False
-
-
 def answers(tmp_path: Path, way: str) -> dict[str, str]:
     connector: Any = Probing()
     folder = tmp_path / way
@@ -77,7 +71,7 @@ def answers(tmp_path: Path, way: str) -> dict[str, str]:
     )  # fmt: skip
     held = traced(connector, Role.WORKER, "Probing") if way == "traced" else connector
     AGENT.worker.step = 1
-    AGENT.worker.watch_store = Watched() if way == "traced" else None
+    AGENT.worker.watch_store = True if way == "traced" else None
     held.wait_for_save()
     AGENT.worker.watch_store = None
     return connector.answers

@@ -32,7 +32,7 @@ from kvtrace.agent.prints import print_records
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.steps import prefixes
 from kvtrace.agent.steps.prompts import Filled
-from kvtrace.agent.watch import call, policy, states
+from kvtrace.agent.watch import call, states
 from kvtrace.agent.watch.operations import READ, Touched
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
@@ -302,7 +302,7 @@ class Seeing:
 def watched_save(patch: pytest.MonkeyPatch) -> None:
     connector = on_worker()
     patch.setattr(call, "CopyWatch", Seeing)
-    AGENT.worker.watch_store = policy.WatchedWay(policy._Samples(32), True)
+    AGENT.worker.watch_store = True
     Everything.folder = AGENT.config.dir
     (Everything.folder / "first").write_bytes(bytes(50))
     patch.setattr(ids, "_calls", itertools.count(12))

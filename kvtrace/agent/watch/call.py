@@ -278,11 +278,6 @@ class _WatchedCall:
                 target = digest_of(path, AGENT.config.salt) if path else 0
                 row = row._replace(bytes=size, files=count, target=target)
             AGENT.add(row)
-        if watched is not None:
-            watched.calls += 1
-            # what can't be told is not sampled for again and again either
-            if count or any(slots for _, _, slots in seen):
-                watched.effect = True
 
     def _write_elsewhere(self, step: int, t: int) -> None:
         """Of a hook that is not for copying: what it copied, and work that it handed out of sight."""
@@ -302,7 +297,7 @@ class _WatchedCall:
         touching = TouchingStates(
             states, self._hook.code, self._index, step, t, AGENT.thread(), self.outside.call
         )
-        alone = self._escapes.shut and not works_elsewhere(self._owner, followed_in_states())
+        alone = not self._escapes.any and not works_elsewhere(self._owner, followed_in_states())
         touching.sure = alone and STATES.complete and not (self._watch is None or self._watch.unsure)
         touching.write()
 

@@ -65,13 +65,11 @@ class Escapes:
     """``start`` and ``stop`` in the thread of the call.
 
     Args:
-        to_the_end: look at all of the call for :attr:`shut`, also past what is enough for KV.
+        to_the_end: look at all of the call, also past what is :meth:`enough` for KV.
     """
 
     def __init__(self, to_the_end: bool = False) -> None:
         self._to_the_end = to_the_end
-        self._tail: _CallTail | None = None
-        """Looks at the call from then on."""
         self.watched = False
         self.native = ""
         """The third-party native code that ran."""
@@ -82,35 +80,25 @@ class Escapes:
     def any(self) -> bool:
         return not self.watched or bool(self.native) or self.handed_over
 
-    @property
-    def shut(self) -> bool:
-        """Whether all of the call was seen, and no way was taken in it."""
-        if self._tail is None:
-            return not self.any
-        return not (self.native or self.handed_over or self._tail.any)
-
     def start(self) -> None:
         if sys.getprofile() is None:  # somebody's profiler is left alone
             self.watched = set_profile(self._profile)
 
     def enough(self) -> None:
         """It was seen to copy: what else it may do changes nothing, and a profile function costs."""
-        if self.watched and sys.getprofile() == self._profile:
-            set_profile(None)
-            if self._to_the_end:
-                self._tail = _CallTail()
-                self._tail.start()
-        self.watched = False
+        if not self._to_the_end:
+            self.stop()
+            self.watched = False
 
     def stop(self) -> None:
-        if self._tail is not None:
-            self._tail.stop()
         if sys.getprofile() == self._profile:
             set_profile(None)
         else:
             self.watched = False
 
     def _profile(self, frame: Any, event: str, arg: Any) -> None:
+        if OWN.busy:
+            return  # what our own accounting calls is not the connector's
         try:
             if event == "c_call":
                 if not self.native and not native.inside():
@@ -125,14 +113,6 @@ class Escapes:
                 self.handed_over |= frame.f_code.co_filename.endswith(_HAND_OVER_FILES)
         except Exception:
             self.native = "?"  # an object without the usual attributes: nothing is known of it
-
-
-class _CallTail(Escapes):
-    """The end of a call, in which our own accounting of what it copies runs too."""
-
-    def _profile(self, frame: Any, event: str, arg: Any) -> None:
-        if not OWN.busy:
-            super()._profile(frame, event, arg)
 
 
 def _third_party(function: Any) -> str:

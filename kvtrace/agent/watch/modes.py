@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvtrace.agent.kv.memory import Copy
+    from kvtrace.agent.watch.operations import CopyWatch
 
 _ADDRESS = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__", "untyped_storage", "storage"}
 _ADDRESS |= {"_typed_storage", "share_memory_"}
@@ -22,31 +20,17 @@ OF_THE_VIEW = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__"}
 """What is asked for in these lies within the view; the others give all of its storage."""
 
 
-class Watcher(Protocol):
-    """``alone``: those that began before it in this thread do not see what it sees."""
-
-    alone: bool
-
-    def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None: ...
-
-    def address(self, args: Any, name: str) -> None: ...
-
-    def own(self) -> AbstractContextManager[None]: ...
-
-    def copied(self, copies: Iterable[Copy]) -> None: ...
-
-
 class Modes:
     """Of one thread."""
 
     def __init__(self, operations: Any, addresses: Any) -> None:
-        self._watchers: list[Watcher] = []
-        self.seeing: tuple[Watcher, ...] = ()
+        self._watchers: list[CopyWatch] = []
+        self.seeing: tuple[CopyWatch, ...] = ()
         """Who sees what runs now."""
         self._operations, self._addresses = operations(self), addresses(self)
         self._on = False
 
-    def add(self, watcher: Watcher) -> None:
+    def add(self, watcher: CopyWatch) -> None:
         self._watchers.append(watcher)
         self._changed()
         if not self._on:
@@ -55,7 +39,7 @@ class Modes:
             function._push_mode(self._addresses)
             self._on = True
 
-    def remove(self, watcher: Watcher) -> None:
+    def remove(self, watcher: CopyWatch) -> None:
         if watcher in self._watchers:
             self._watchers.remove(watcher)
             self._changed()
@@ -63,7 +47,7 @@ class Modes:
             self._off()
 
     def _changed(self) -> None:
-        seeing: list[Watcher] = []
+        seeing: list[CopyWatch] = []
         for watcher in reversed(self._watchers):
             seeing.append(watcher)
             if watcher.alone:
@@ -97,7 +81,7 @@ def of_this_thread() -> Modes | None:
     return _thread.modes
 
 
-def seeing_here() -> tuple[Watcher, ...]:
+def seeing_here() -> tuple[CopyWatch, ...]:
     """Who sees what runs now in the calling thread."""
     modes = _thread.modes
     return () if modes is None else modes.seeing

@@ -7,15 +7,15 @@ not for copying, these hooks are watched in the 8 steps behind each watched one.
 for from an account: it begins with a credit, so that short runs are watched in full, and gets the budget's
 share of the steps' time. The cost is processor time, so that a machine that is busy with something else does
 not use the credit up. Where the account is empty, and where the user asked for less, steps are sampled: the
-first 8 with something to store (or to load), then every 32nd, and again after a sampled step with declared
-work in which nothing was seen to happen. Without a credit nothing is watched that the account does not hold,
-from the first step on, and a watched call counts whole, by host time, with the connector's own work in it. A
-step that was watched says so in its EXEC record; of others nothing is concluded.
+first 8 with something to store (or to load), then every 32nd. Without a credit nothing is watched that the
+account does not hold, from the first step on, and a watched call counts whole, by host time, with the
+connector's own work in it. A step that was watched says so in its EXEC record; of others nothing is
+concluded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 from kvtrace.agent import limits
@@ -27,13 +27,8 @@ from kvtrace.trace.format import Flag
 
 FIRST = 8
 EVERY = 32
-EVERY_BLIND = 64
 FIRST_COST = 10_000_000
 """ns that a watched step is taken to cost before one was seen, where the budget holds from the beginning."""
-_MAX_EXTRA = 16
-"""Extra samples because a sampled step left no effect: a connector that works out of sight
-must not be watched for ever."""
-_MAX_CONNECTORS = 64
 _MAX_STEPS = 256
 _MOST_BEHIND = 8
 """Steps behind a watched one in which a connector that copies later is watched."""
@@ -43,34 +38,12 @@ _EVERY_STEP = WATCHES[-1]
 class _Samples:
     """Which of the steps with work are sampled, where not all are watched."""
 
-    def __init__(self, every: int) -> None:
-        self._every = every
+    def __init__(self) -> None:
         self._seen = 0
-        self._extra = 0
-        self.owed = False
 
     def take(self) -> bool:
         seen, self._seen = self._seen, self._seen + 1
-        if seen < FIRST:
-            self.owed = False
-            return True
-        if AGENT.config.watch == "first":
-            return False
-        if seen % self._every == 0 or (self.owed and self._extra < _MAX_EXTRA):
-            self._extra += seen % self._every != 0
-            self.owed = False
-            return True
-        return False
-
-
-@dataclass
-class WatchedWay:
-    """One direction of a watched step."""
-
-    samples: _Samples
-    declared: bool
-    calls: int = 0
-    effect: bool = False
+        return seen < FIRST or (AGENT.config.watch != "first" and seen % EVERY == 0)
 
 
 class _Work(NamedTuple):
@@ -82,18 +55,17 @@ class _Work(NamedTuple):
 
     @classmethod
     def of(cls, declared: Any) -> _Work:
+        unread = not declared.readable and AGENT.worker.prompt
         # Entries of 0 slots have nothing to show: where sizes are known, they are no work.
-        stores = bool(declared.store_slots if declared.readable else declared.store_entries)
+        stores = bool(declared.store_slots if declared.readable else declared.store_entries) or unread
         # An entry that says neither "store" nor "load" (is_store false) may be a load.
-        loads = bool(declared.load_entries or declared.undirected)
+        loads = bool(declared.load_entries or declared.undirected) or unread
         return cls(stores, loads, stores or loads or AGENT.worker.prompt or not declared.readable)
 
 
 class _Connector:
     def __init__(self) -> None:
-        self.store = _Samples(EVERY)
-        self.load = _Samples(EVERY)
-        self.blind = _Samples(EVERY_BLIND)
+        self.store, self.load = _Samples(), _Samples()
         self.copies_later = False
         """A hook that is not for copying was seen to copy KV."""
         self.behind = 0
@@ -109,7 +81,7 @@ class Policy:
     """Of this process's worker."""
 
     def __init__(self) -> None:
-        self._connectors: dict[int, _Connector] = {}
+        self._connectors: defaultdict[int, _Connector] = defaultdict(_Connector)
         self.account: BudgetAccount | None = None
         self._config: Any = None
         self._bounded = False
@@ -124,7 +96,6 @@ class Policy:
         """The first step has begun: what was watched before takes nothing from the steps."""
         self._granted = False
         """The account held what the step at hand costs, as it began."""
-        self._latest: _Connector | None = None
 
     # --- the account ----------------------------------------------------------------------
 
@@ -168,8 +139,7 @@ class Policy:
                 account.settle()
         self._granted = AGENT.worker.prompt and self._pays()
         if self._after or self._granted:
-            samples = self._latest.store if self._latest is not None else _Samples(EVERY)
-            AGENT.worker.watch_after = WatchedWay(samples, False)
+            AGENT.worker.watch_after = True
 
     def begin(self, index: int, declared: Any) -> None:
         """Metadata was bound to the (outermost) connector of that index."""
@@ -178,21 +148,16 @@ class Policy:
         after, self._after = self._after, False
         if not worker.step or AGENT.recorder is None or not AGENT.recorder.alive:
             return
-        connector = self._connectors.get(index)
-        if connector is None:
-            connector = self._connectors[index] = _Connector()
-            while len(self._connectors) > _MAX_CONNECTORS:
-                del self._connectors[next(iter(self._connectors))]
-        self._latest = connector
+        connector = self._connectors[index]
         work = _Work.of(declared)
         if work.any:
-            self._choose(connector, declared, work)
+            self._choose(connector, work)
         if worker.watch_store is None:
             if work.any:
                 limits.say(Limit.STEPS, AGENT.config.watch, index, worker.step)
             due = connector.may_copy() or worker.finishes
             if after or (due and self._pays()):
-                worker.watch_after = WatchedWay(connector.store, False)
+                worker.watch_after = True
         worker.watched |= Flag.STORE if worker.watch_store is not None else 0
         worker.watched |= Flag.LOAD if worker.watch_load is not None else 0
         if worker.watched:
@@ -202,37 +167,23 @@ class Policy:
             while len(self._steps) > _MAX_STEPS:
                 del self._steps[next(iter(self._steps))]
 
-    def _choose(self, connector: _Connector, declared: Any, work: _Work) -> None:
+    def _choose(self, connector: _Connector, work: _Work) -> None:
         worker = AGENT.worker
         if self._granted or self._pays():
-            worker.watch_store = WatchedWay(connector.store, declared.store_slots > 0)
-            worker.watch_load = WatchedWay(connector.load, declared.load_slots > 0)
-            return
-        if self._bounded and not (self.account is not None and self.account.take()):
-            return
-        if work.stores and connector.store.take():
-            worker.watch_store = WatchedWay(connector.store, declared.store_slots > 0)
-        if work.loads and connector.load.take():
-            worker.watch_load = WatchedWay(connector.load, declared.load_slots > 0)
-        if not declared.readable and worker.prompt and connector.blind.take():
-            worker.watch_store = worker.watch_store or WatchedWay(connector.blind, False)
-            worker.watch_load = worker.watch_load or WatchedWay(connector.blind, False)
-        if worker.watch_store is not None:
-            # what is saved may be copied in any hook
-            worker.watch_load = worker.watch_load or WatchedWay(connector.load, False)
+            worker.watch_store = worker.watch_load = True
+        elif not self._bounded or (self.account is not None and self.account.take()):
+            if work.stores and connector.store.take():
+                worker.watch_store = worker.watch_load = True  # what is saved may be copied in any hook
+            if work.loads and connector.load.take():
+                worker.watch_load = True
 
     def copied_elsewhere(self, index: int) -> None:
         """A hook of the connector of that index which is not for copying copied KV."""
-        connector = self._connectors.get(index)
-        if connector is not None:
-            connector.copies_later = True
+        self._connectors[index].copies_later = True
 
     def end(self) -> None:
         """The step's metadata was cleared."""
         worker = AGENT.worker
-        for watched in (worker.watch_store, worker.watch_load):
-            if watched is not None and watched.declared and watched.calls and not watched.effect:
-                watched.samples.owed = True
         if self._bounded and self.account is not None and worker.watched:
             self.account.learned(self._cost)
         self._cost = 0
