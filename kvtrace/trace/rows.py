@@ -363,8 +363,8 @@ class TransferDone(NamedTuple):
 class DeviceCall(NamedTuple):
     """One call timed on the device, by a pair of events around it. code, detail: as in QuietCalls. ``t0``,
     ``host_ns``: host time of its begin and how long it took. ``device_ns``: between the events, -1 unknown.
-    ``before_ns``: what was still to run on its stream when it began, a lower bound. ``streams``: index of
-    the stream at its begin << 32 | at its end."""
+    ``before_ns``: what was still to run on its stream when it began, a lower bound. Flag.STREAMS: it ended
+    on another stream."""
 
     head: Word
     t0: Word
@@ -373,7 +373,7 @@ class DeviceCall(NamedTuple):
     device_ns: Word
     before_ns: Word
     host_ns: Word
-    streams: Word
+    spare7: Word = 0
 
 
 class TimedStep(NamedTuple):

@@ -19,7 +19,7 @@ from kvtrace.trace.hooks import Hook
 from kvtrace.trace.reader import Spool, spool_paths
 from kvtrace.trace.writer import COMPILED
 
-from .fakes import BLOCK, BLOCKS
+from .fakes import BLOCK, BLOCKS, kv_cache_config
 
 
 class Trace:
@@ -116,8 +116,10 @@ def torch_is_ready() -> None:
 
 @pytest.fixture
 def caches() -> dict[str, Any]:
-    """The KV caches of two layers, of which the agent knows nothing yet."""
+    """The KV caches of two layers, of which the agent knows the sizes alone."""
     import torch
 
+    names = ["layer.0", "layer.1"]
     CACHES.__init__()  # type: ignore[misc]
-    return {name: torch.randn(BLOCKS, BLOCK, 8) for name in ("layer.0", "layer.1")}
+    CACHES.configure(kv_cache_config(BLOCKS, BLOCK, names), {})
+    return {name: torch.randn(BLOCKS, BLOCK, 8) for name in names}

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.steps.prefixes import digest_of  # noqa: E402
-from kvtrace.agent.watch import call, operations, policy  # noqa: E402
-from kvtrace.agent.watch.operations import CopyWatch  # noqa: E402
+from kvtrace.agent.watch import call, operations, policy, records  # noqa: E402
+from kvtrace.agent.watch.operations import READ, WRITTEN, CopyWatch  # noqa: E402
 from kvtrace.agent.wrap.proxy import index_of  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
@@ -137,7 +137,9 @@ def to_executor_queue(connector, kv, slots):
         # what torch copies is counted in tests/agent/test_slots.py
         (lambda c, kv, s: kv[1:3].to(torch.float16), 8),
         (lambda c, kv, s: torch.index_select(kv, 0, torch.tensor([3]), out=torch.empty(1, BLOCK, 8)), 4),
-        (lambda c, kv, s: torch.zeros(99, BLOCK, 8).index_put_((torch.tensor([0]),), kv[2:3]), 4),
+        (lambda c, kv, s: torch.zeros(99, BLOCK, 8).index_put_((torch.tensor([0]),), kv[2:3]), -1),
+        (lambda c, kv, s: (kv[1:3].clone(), kv[2:4].clone()), 16),
+        (lambda c, kv, s: (kv[1:3, :, :4].clone(), kv[1:3, :, 4:].clone()), 8),
         (lambda c, kv, s: torch.cat([kv[0:1], torch.zeros(5, BLOCK, 8)]), 4),
     ],
 )
@@ -237,25 +239,27 @@ def test_a_custom_operation_on_the_cache_is_unknown(trace, caches):
     assert saved(trace) == [-1, -1]
 
 
-def test_layers_that_share_one_storage_are_told_apart(trace):
-    CACHES.__init__()
+def test_layers_that_share_one_storage_are_told_apart(trace, caches):
     whole = torch.randn(2, BLOCKS, BLOCK, 8)
-    caches = {"layer.0": whole[0], "layer.1": whole[1]}
+    caches["layer.0"], caches["layer.1"] = whole
     step(make(caches, lambda c, kv, s: whole[1][s // BLOCK, s % BLOCK]), caches, store(3))
     rows = [row[2:4] for row in effects(trace) if row[0] == "save_kv_layer"]
     # while layer.0 is saved the connector (wrongly) reads layer.1: that is what is written down
     assert ("layer.0", 3) not in rows and ("layer.1", 3) in rows
 
 
-def test_memory_that_several_groups_share_is_not_attributed():
+def test_memory_that_several_groups_share_is_not_attributed(trace):
     raw = torch.randn(BLOCKS * BLOCK * 8)
     caches = Caches()
     caches.register({"full": raw.view(BLOCKS, BLOCK, 8), "window": raw.view(BLOCKS, BLOCK, 8)})
+    caches.configure(fakes.kv_cache_config(BLOCKS, BLOCK, ["full"], ["window"]), {})
     watch = CopyWatch(caches, None)
     watch.start()
     raw.view(BLOCKS, BLOCK, 8)[0:1].clone()
     watch.stop()
-    assert watch.slots(False, BLOCK) == {"full": -1, "window": -1}
+    read = records.CallEffect((READ, WRITTEN), None)
+    records.Touching(watch, hooks.WAIT_SAVE.code, 1, 9, 1000, 0, effect=read).write()
+    assert [row[1:4] for row in effects(trace)] == [(Flag.STORE, "full", -1), (Flag.STORE, "window", -1)]
 
 
 def test_slots_come_from_vllms_cache_config_if_there_is_one(caches):

@@ -53,6 +53,14 @@ def seen(watch: CopyWatch) -> dict[tuple[str, str], Any]:
     }
 
 
+def copied(watch: CopyWatch, way: str) -> dict[str, int]:
+    return {
+        layer: -1 if one is None else one.copied
+        for (layer, its), one in watch.touched().items()
+        if its == way
+    }
+
+
 def row_of(attr: str, module: str = "") -> native.NativeCopy:
     (row,) = [one for one in native.rows() if one.attr == attr and module in one.module]
     return row
@@ -133,7 +141,7 @@ def test_swap_blocks_as_the_old_offloading_worker_calls_it(cache_ops: Any) -> No
             cache_ops.swap_blocks(K, host[0], size, pairs)
             cache_ops.swap_blocks(V, host[1], size, pairs)
         assert seen(watch) == {(name, READ): slots_of(2, 5)}
-        assert watch.slots(False, 0) == {name: 2 * SIZE}
+        assert copied(watch, READ) == {name: 2 * SIZE}
         assert torch.equal(host[0][0], K[2])
         assert not watch.unsure
         with watching(here) as watch:
@@ -152,7 +160,7 @@ def test_swap_blocks_batch_as_the_offloading_worker_calls_it(cache_ops: Any, kin
     with watching(here) as watch:
         cache_ops.swap_blocks_batch(source, target, sizes, is_src_access_order_any=False)
     assert seen(watch) == of_each(here, READ, 6, 1, 2)
-    assert watch.slots(False, 0) == dict.fromkeys(here.names, 3 * SIZE)
+    assert copied(watch, READ) == dict.fromkeys(here.names, 3 * SIZE)
     source.zero_()  # the buffers of descriptors are used again
     with watching(here) as watch:
         cache_ops.swap_blocks_batch(target, torch.tensor(gpu), sizes, True)
@@ -216,7 +224,7 @@ def test_the_triton_path_counts_once_with_what_it_calls(cache_ops: Any) -> None:
     with watching(here) as watch:
         module.swap_blocks_batch(source, target, torch.tensor([size]), True, bytes_per_chunk=8)
     assert seen(watch) == {(here.names[0], WRITTEN): slots_of(2)}
-    assert watch.slots(True, 0) == {here.names[0]: SIZE}
+    assert copied(watch, WRITTEN) == {here.names[0]: SIZE}
 
 
 def test_hf3fs_gathers_and_scatters_slots() -> None:
@@ -285,7 +293,7 @@ def test_lmcache(module: str, directions: tuple[Any, Any]) -> None:
                 torch.zeros(1), pointers, mapping, torch.device("cpu"), 32, direction, "format"
             )
         assert seen(watch) == {(name, way): {9, 10, 11, 30} for name in here.names}
-        assert watch.slots(way == WRITTEN, 0) == dict.fromkeys(here.names, 4)
+        assert copied(watch, way) == dict.fromkeys(here.names, 4)
         with watching(here) as watch:
             one.single_layer_kv_transfer(torch.zeros(1), tensors[1], mapping, direction, "format")
         assert seen(watch) == {(here.names[1], way): {9, 10, 11, 30}}
@@ -504,7 +512,7 @@ def test_what_is_not_understood_is_not_known_and_never_nothing(addresses: Any) -
     assert watch.unsure
     assert all(one is None for one in seen(watch).values())
     assert {name for name, _ in seen(watch)} == set(here.names)
-    assert watch.slots(False, 0) == dict.fromkeys(here.names, -1)
+    assert copied(watch, READ) == dict.fromkeys(here.names, -1)
 
 
 def test_memory_of_nobody_leaves_it_open_what_was_copied() -> None:

@@ -267,13 +267,12 @@ def quiet_step() -> None:
 
 
 class Seeing:
-    """Stands in for ``operations.CopyWatch``: seven slots of the layer were read."""
+    """Stands in for ``operations.CopyWatch``: seven slots of the layer were read, and parts of three."""
 
     unsure = False
     cost = 0
-    looks = None
 
-    def __init__(self, caches: Any, named: Any, block_size: int) -> None:
+    def __init__(self, caches: Any, named: Any) -> None:
         self.caches = caches
         self.blind: set[str] = set()
 
@@ -283,20 +282,17 @@ class Seeing:
     def stop(self) -> None:
         return
 
-    def slots(self, written: bool, block_size: int) -> dict[str, int]:
-        return {} if written else {"layer.0": 7}
+    def copied_some(self, way: str) -> bool:
+        return way == READ
 
     def settled(self) -> bool:
-        return True
-
-    def kept(self, layer: str) -> bool:
         return True
 
     def parts_read(self, layer: str) -> list[Any]:
         return []
 
     def touched(self) -> dict[tuple[str, str], Any]:
-        return {("layer.0", "read"): Touched(7, 3, "16+7/40+3")}
+        return {("layer.0", "read"): Touched(7, 3, "16+7/40+3", 8)}
 
 
 def watched_save(patch: pytest.MonkeyPatch) -> None:
@@ -575,7 +571,7 @@ def first(value: int, seen: Context) -> bool:
 
 def a_state_read(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(states.STATES.parts, "layer.0#1", states.StatePart("layer.0", 1, 2))
-    seen = {("layer.0#1", READ): Touched(2, 0, "4+2")}
+    seen = {("layer.0#1", READ): Touched(2, 0, "4+2", 2)}
     watch: Any = SimpleNamespace(settled=lambda: True, touched=lambda: seen, unsure=False)
     states.TouchingStates(watch, hooks.WAIT_SAVE.code, 3, STEP, clock(), AGENT.thread(), 12).write()
 
@@ -583,7 +579,7 @@ def a_state_read(patch: pytest.MonkeyPatch) -> None:
 SAVING: dict[str, Any] = {"head": {"flags": Flag.STORE, "detail": positive}, "code": hooks.SAVE_LAYER.code}
 OF_LAYER: dict[str, Any] = {"t": NOW, "layer": "layer.0", "step": STEP}
 case(
-    "an effect", Kind.EFFECT, watched_save, slots=7, bytes=333, files=2, target=of_first, **SAVING, **OF_LAYER
+    "an effect", Kind.EFFECT, watched_save, slots=8, bytes=333, files=2, target=of_first, **SAVING, **OF_LAYER
 )
 case(
     "slots touched", Kind.SLOTS, watched_save, slot_set="16+7/40+3", slots=7, partly=3, call=12, **SAVING,
@@ -639,9 +635,10 @@ case(
 # the fake's clock, once the pool is made; half a millisecond was queued when the call began; it ends on an
 # empty stream, a millisecond later
 case(
-    "a timed call", Kind.DEVICE, timed_step, {"detail": 3}, hooks.SAVE_LAYER.code, step=STEP, layer="layer.0",
-    streams=1, t0=between(1_100_000, 1_199_999), before_ns=between(490_000, 500_000),
-    device_ns=between(500_000, 509_999), host_ns=between(1_000_000, 1_099_999),
+    "a timed call", Kind.DEVICE, timed_step, {"detail": 3, "flags": Flag.STREAMS | Flag.CAUGHT_UP},
+    hooks.SAVE_LAYER.code, step=STEP, layer="layer.0", t0=between(1_100_000, 1_199_999),
+    before_ns=between(490_000, 500_000), device_ns=between(500_000, 509_999),
+    host_ns=between(1_000_000, 1_099_999),
 )  # fmt: skip
 case(
     "a timed step", Kind.TIMED, timed_step, step=STEP, t=between(10_000_000, 19_999_999), calls=3, untimed=2,

@@ -19,7 +19,7 @@ from kvtrace.trace import hooks, rows  # noqa: E402
 from kvtrace.trace.format import Flag, Kind  # noqa: E402
 
 from . import fakes  # noqa: E402
-from .fakes import BLOCK, BLOCKS, on_worker  # noqa: E402
+from .fakes import BLOCK, BLOCKS, kv_cache_config, on_worker  # noqa: E402
 
 
 def pick(connector, kv, slots):
@@ -137,19 +137,21 @@ def noted(watch: CopyWatch, kv: Any, index: Any) -> None:
 def cache_of(kv: Any) -> Caches:
     caches = Caches()
     caches.register({"layer.0": kv})
+    caches.configure(kv_cache_config(BLOCKS, BLOCK, ["layer.0"]), {})
     return caches
 
 
 def write(watch: CopyWatch, at: int = 0) -> None:
     """As a save hook in step 9 that was watched."""
-    records.Touching(watch, hooks.SAVE_LAYER.code, 1, 9, 1000 + at, 0).write()
+    effect = records.CallEffect((READ,), None)
+    records.Touching(watch, hooks.SAVE_LAYER.code, 1, 9, 1000 + at, 0, effect=effect).write()
 
 
 def test_values_on_a_device_are_read_when_they_have_come(trace, monkeypatch):
     device = Device()
     monkeypatch.setattr(torch, "cuda", device)
     kv = torch.randn(BLOCKS, BLOCK, 8)
-    first, second = (CopyWatch(cache_of(kv), None, BLOCK) for _ in range(2))
+    first, second = (CopyWatch(cache_of(kv), None) for _ in range(2))
     noted(first, kv, OnDevice(torch.tensor([1, 2])))
     noted(second, kv, torch.tensor([7]))
     AGENT.id("layer.0")
@@ -161,6 +163,7 @@ def test_values_on_a_device_are_read_when_they_have_come(trace, monkeypatch):
     device.done = True
     records.settle()
     assert [row[3:6] for row in written(trace)] == [("28+4", 4, 0), ("4+8", 8, 0)]
+    assert [row.slots for row in trace.rows(Kind.EFFECT)] == [4, 8]
     assert not records._waiting
 
 
@@ -171,7 +174,7 @@ def test_halves_that_two_calls_of_a_step_read_are_all_of_a_slot(trace):
     one, other = slice(1, 3), slice(4, 5)
 
     def reads(step: int, half: int, blocks: slice) -> None:
-        watch = CopyWatch(cache_of(kv), None, BLOCK)
+        watch = CopyWatch(cache_of(kv), None)
         seen = access.access_of(kv[half, blocks], access.READS, "clone", {})
         watch._note(watch.caches.at(kv, seen.view), READ, seen)
         records.Touching(watch, 0, 1, step, 1000, 0).write()
@@ -192,7 +195,7 @@ def test_what_never_comes_ends_unknown_and_memory_is_bounded(trace, monkeypatch)
     monkeypatch.setattr(torch, "cuda", Device())
     kv = torch.randn(BLOCKS, BLOCK, 8)
     for at in range(records._MOST_WAITING + 3):
-        watch = CopyWatch(cache_of(kv), None, BLOCK)
+        watch = CopyWatch(cache_of(kv), None)
         noted(watch, kv, OnDevice(torch.tensor([1, 2])))
         write(watch, at)
     assert len(records._waiting) == records._MOST_WAITING

@@ -201,7 +201,7 @@ def test_a_hook_that_never_waits_is_ruled_out(tmp_path: Path) -> None:
 def test_host_and_device_side_by_side(tmp_path: Path) -> None:
     sim = timed_run(tmp_path, [(0, 40_000, True)] * 3)
     sim.device(0, sim.step_id, device=2 * MS, before=0, host=90_000, op="unified_attention_with_output")
-    sim.device(0, sim.step_id, device=9 * MS, before=0, host=90_000, streams=1)
+    sim.device(0, sim.step_id, device=9 * MS, before=0, host=90_000, crossed=True)
     sim.timed(0, sim.step_id, 5, untimed=2, own=100_000, busy=10 * MS)
     sim.write()
     report = build_report(sim.dir)

@@ -645,15 +645,13 @@ class Sim:
 
     def device(
         self, rank: int, step: int, *, device: int, before: int, host: int, caught_up: bool = True,
-        hook: str = "save_kv_layer", op: str = "", streams: int = 0,
+        hook: str = "save_kv_layer", op: str = "", crossed: bool = False,
     ) -> None:  # fmt: skip
         """A call timed on the device."""
         what = ops.BY_NAME[op].code if op else hooks.BY_NAME[hook].code
-        flags = (Flag.CAUGHT_UP if caught_up else 0) | (Flag.STREAMS if streams else 0)
+        flags = (Flag.CAUGHT_UP if caught_up else 0) | (Flag.STREAMS if crossed else 0)
         head = pack_head(Kind.DEVICE, Role.WORKER, what, fmt.DETAIL_IS_OP if op else 1, int(flags))
-        row = rows.DeviceCall(
-            head, self.clock(), step, 0, device_ns=device, before_ns=before, host_ns=host, streams=streams
-        )
+        row = rows.DeviceCall(head, self.clock(), step, 0, device_ns=device, before_ns=before, host_ns=host)
         self.workers[rank].add(*row)
 
     def timed(self, rank: int, step: int, calls: int, untimed: int = 0, own: int = 0, busy: int = 0) -> None:

@@ -78,7 +78,7 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
     _counts[key] = count
     error = _exception(record) if hook == "thread" else None
     if error is not None and HERE.work is not None:
-        HERE.work.logged(error)  # the watch of that work says it, with the step
+        HERE.work.swallowed.logged(error)  # the watch of that work says it, with the step
         error = None
     if count & (count - 1):
         return  # repeats: said again at 2, 4, 8, ...

@@ -335,7 +335,7 @@ def _thread_died(error: BaseException | None) -> None:
     if not index:
         return
     if HERE.work is not None:
-        HERE.work.said_elsewhere(error)
+        HERE.work.swallowed.said_elsewhere(error)
     # of work that no step asked for, the last step that had begun
     step = (0 if origin is None else origin.step) or AGENT.worker.latest
     AGENT.exception(THREAD, None, step, index, error)

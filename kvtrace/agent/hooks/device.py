@@ -41,7 +41,6 @@ _STEPS_IN_FLIGHT = 3
 _CALLS_A_LAYER = 4  # wait, KV update, attention, save
 _CALLS_A_STEP = 8
 _TIMED = pack_head(Kind.TIMED, Role.WORKER)
-_MAX_STREAMS = 1 << 16
 
 _TEMPLATE = """
 def _kvt_wrapper({parameters}):
@@ -67,7 +66,9 @@ class EventPair:
 
     def __init__(self, start: Any, end: Any) -> None:
         self.start, self.end = start, end
-        self.head = self.begun = self.t0 = self.t1 = self.ended = self.streams = 0
+        self.head = self.begun = self.t0 = self.t1 = self.ended = 0
+        self.streams = (0, 0)
+        """Those that it began and ended on."""
         self.layer: Any = None
         self.caught_up = False
 
@@ -104,7 +105,6 @@ class Device:
         self._pairs = 0
         self._taken: list[EventPair] = []
         self._steps: deque[_Step] = deque()
-        self._streams: dict[int, int] = {}
         self._index_of_device = 0
         self._step = self._began = self._busy = self._cost = self._untimed = 0
 
@@ -223,7 +223,7 @@ class Device:
         for pair, begin, device in times:
             before = max(0, (offset or 0) + begin - pair.t0)
             flags = 0
-            if pair.streams >> 32 != pair.streams & 0xFFFFFFFF:
+            if pair.streams[0] != pair.streams[1]:
                 flags |= Flag.STREAMS
             if pair.caught_up:
                 flags |= Flag.CAUGHT_UP
@@ -233,7 +233,7 @@ class Device:
             ident = AGENT.ids.get(layer) or AGENT.id(layer) if layer else 0
             AGENT.add(
                 (pair.head | flags << 32, pair.t0, step.step, ident, device, before,
-                 pair.t1 - pair.t0, pair.streams)
+                 pair.t1 - pair.t0, 0)
             )  # fmt: skip
         return len(times), len(step.pairs) - len(times)
 
@@ -266,7 +266,7 @@ class Device:
                 return None
             pair.begun = begun
             pair.start.record(stream)
-            pair.streams = self._index(stream) << 32
+            pair.streams = stream.cuda_stream, 0
             pair.t0 = clock()
             self._cost += pair.t0 - begun
             return pair
@@ -289,7 +289,7 @@ class Device:
             pair.caught_up = pair.start.query()
             pair.ended = clock()
             pair.end.record(stream)
-            pair.streams |= self._index(stream)
+            pair.streams = pair.streams[0], stream.cuda_stream
             self._taken.append(pair)
             self._cost += clock() - t1
         except Exception as error:
@@ -309,15 +309,6 @@ class Device:
             return self._free.pop()
         except IndexError:
             return None
-
-    def _index(self, stream: Any) -> int:
-        handle = stream.cuda_stream
-        index = self._streams.get(handle)
-        if index is None:
-            index = len(self._streams)
-            if index < _MAX_STREAMS:
-                self._streams[handle] = index
-        return index
 
     # --- wrappers -------------------------------------------------------------------------
 

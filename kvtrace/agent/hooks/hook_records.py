@@ -13,6 +13,7 @@ from kvtrace.agent import metadata
 from kvtrace.agent.code.traces import type_name
 from kvtrace.agent.facts.connector_facts import own_hooks
 from kvtrace.agent.metadata.recording import READER
+from kvtrace.agent.prints.prints import PRINTS
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.steps import graphs, handover
 from kvtrace.agent.watch.policy import POLICY
@@ -266,7 +267,8 @@ def _build_meta(hooked: Hooked, times: Times, connector: Any, result: Any, outpu
 
 
 def _shutdown(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
-    """The connector's threads are through with their work."""
+    """Loaded blocks are looked at for the last time; the connector's threads are through with their work."""
+    PRINTS.ends()
     AGENT.write_all()
     return 0, 0, UNKNOWN, UNKNOWN, 0
 

@@ -16,7 +16,6 @@ from typing import Any
 from kvtrace.agent.hooks import hook_records
 from kvtrace.agent.hooks.device import DEVICE
 from kvtrace.agent.origin import HERE
-from kvtrace.agent.prints.prints import PRINTS
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.steps import graphs
 from kvtrace.agent.watch import call
@@ -104,7 +103,7 @@ def wrapper_of(hooked: Hooked, connector: Any) -> tuple[Callable[..., Any], Pass
     wrapper = made or _general(connector, shadow, hooked, passed)
     if hooked.timed and hooked.hook.timed:
         wrapper = DEVICE.around_hook(wrapper, hooked)
-    return _ending(wrapper, hooked), passed
+    return wrapper, passed
 
 
 def _shadow(connector: Any, name: str, function: Any) -> Any:
@@ -169,25 +168,6 @@ def _asking(proxy: Any, name: str) -> Any:
     if getattr(function, "__module__", "") == _BASE and isinstance(function, FunctionType):
         return MethodType(function, proxy)
     return method
-
-
-def _ending(wrapper: Callable[..., Any], hooked: Hooked) -> Callable[..., Any]:
-    """Loaded blocks are looked at for the last time when the connector has shut down."""
-    if hooked.hook is not hooks.SHUTDOWN or hooked.role != Role.WORKER:
-        return wrapper
-
-    @frames.internal
-    def shutdown(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return wrapper(self, *args, **kwargs)
-        except BaseException as error:
-            frames.step_out(error)
-            raise
-        finally:
-            PRINTS.ends()
-
-    frames.know(shutdown.__code__)
-    return functools.update_wrapper(shutdown, wrapper)
 
 
 def _generated(

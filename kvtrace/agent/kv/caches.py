@@ -11,7 +11,7 @@ from typing import Any
 
 from kvtrace.agent.kv.access import View
 from kvtrace.agent.kv.layout import Hint, Layout, dims_of, hint_of, layout_of
-from kvtrace.agent.kv.tensors import OWN, extent, tensors
+from kvtrace.agent.kv.tensors import OWN, tensors
 
 _MOST_VIEWS = 4096
 _RANKS = (3, 4)
@@ -120,15 +120,14 @@ class Caches:
 
     # --- slots ----------------------------------------------------------------------------
 
-    def slot_bytes(self, layer: Layer, block_size: int = 0) -> float:
-        """Bytes of one token slot; 0 where unknown. ``block_size``: for a layer that no
-        KVCacheConfig named."""
-        blocks, size = self._sizes(layer, block_size)
+    def slot_bytes(self, layer: Layer) -> float:
+        """Bytes of one token slot; 0 where unknown."""
+        blocks, size = self._sizes(layer)
         return layer.nbytes / (blocks * size) if blocks * size else 0.0
 
-    def layout(self, layer: Layer, block_size: int = 0) -> Layout | None:
+    def layout(self, layer: Layer) -> Layout | None:
         """How its slots lie in memory; None where that is not known."""
-        blocks, size = self._sizes(layer, block_size)
+        blocks, size = self._sizes(layer)
         if not blocks * size:
             return None
         return layout_of(layer.shape, layer.strides, layer.itemsize, blocks, size, self._hint(layer))
@@ -139,17 +138,12 @@ class Caches:
     def block_dim(self, layer: Layer) -> tuple[int, int] | None:
         """The dimension of its tensor that counts blocks, and how many of these a block of vLLM's KV cache
         manager is; None where that is not known."""
-        blocks, size = self._sizes(layer, 0)
+        blocks, size = self._sizes(layer)
         pair = dims_of(layer.shape, blocks, size, self._hint(layer)) if blocks * size else None
         return (pair[0], layer.shape[pair[0]] // blocks) if pair is not None else None
 
-    def _sizes(self, layer: Layer, block_size: int) -> tuple[int, int]:
-        known = self._blocks.get(layer.name)
-        if known is not None:
-            return known
-        if block_size and len(layer.shape) > 1:
-            return layer.shape[1] if layer.shape[0] == 2 else layer.shape[0], block_size
-        return 0, 0
+    def _sizes(self, layer: Layer) -> tuple[int, int]:
+        return self._blocks.get(layer.name, (0, 0))
 
     # --- whose memory ---------------------------------------------------------------------
 
@@ -165,24 +159,6 @@ class Caches:
         if at < 0 or address >= self._storages[at][1]:
             return ()
         return self._storages[at][2]
-
-    def find(self, tensor: Any, named: str | None) -> list[tuple[Layer, float]]:
-        """The layers in whose storage a tensor lies, with the share of it that is each one's."""
-        here = self.in_storage(tensor)
-        if not here:
-            return []
-        if len(here) == 1:
-            return [(here[0], 1.0)]
-        start, end = extent(tensor)
-        inside = [layer for layer in here if layer.start <= start and end <= layer.end]
-        own = [layer for layer in inside if layer.name == named] or inside
-        if len(own) == 1:
-            return [(own[0], 1.0)]
-        every = sum(layer.nbytes for layer in here)
-        if every <= here[0].storage_bytes:
-            return [(layer, layer.nbytes / every) for layer in here]
-        # Layers of different groups share this memory: nothing says whose it is now.
-        return [(layer, 0.0) for layer in here]
 
     def at(self, tensor: Any, view: View) -> tuple[Layer, ...]:
         """The layers of which a view may touch a part."""
@@ -239,9 +215,11 @@ def layer_of(name: str, tensor: Any) -> Layer | None:
     if not tensor.numel():
         return None
     storage = tensor.untyped_storage()
-    start, end = extent(tensor)
-    itemsize = tensor.element_size()
+    start, itemsize = tensor.data_ptr(), tensor.element_size()
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    end = start + (last + 1) * itemsize
     return Layer(
         name, storage.data_ptr(), start, end, tensor.numel() * itemsize, storage.nbytes(),
-        tuple(tensor.shape), tuple(tensor.stride()), itemsize,
+        shape, strides, itemsize,
     )  # fmt: skip

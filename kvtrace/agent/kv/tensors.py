@@ -34,12 +34,3 @@ def tensors(value: Any) -> Sequence[Any]:
     if isinstance(value, (list, tuple)):
         return [item for item in value if is_tensor(item)]
     return ()
-
-
-def extent(tensor: Any) -> tuple[int, int]:
-    """Addresses of its first byte, and after its last."""
-    start = tensor.data_ptr()
-    if not tensor.numel():
-        return start, start
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()

@@ -40,6 +40,11 @@ class LayerTouch:
     def __init__(self, slots: Array, part: Mask | None) -> None:
         self.slots, self.part = slots, part
 
+    @property
+    def amount(self) -> float:
+        """How many slots that is, parts added up."""
+        return len(self.slots) * (1.0 if self.part is None else float(self.part.mean()))
+
 
 class TouchedSlots(NamedTuple):
     """Slots touched in full, and those touched in part; sorted, no slot twice or in both."""

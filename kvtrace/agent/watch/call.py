@@ -41,18 +41,17 @@ from kvtrace.agent.outside.call import OutsideCall
 from kvtrace.agent.state import AGENT, clock, processor_clock
 from kvtrace.agent.steps.prefixes import digest_of
 from kvtrace.agent.watch.escapes import Escapes, works_elsewhere
-from kvtrace.agent.watch.operations import CopyWatch
+from kvtrace.agent.watch.operations import READ, WRITTEN, CopyWatch
 from kvtrace.agent.watch.policy import POLICY
-from kvtrace.agent.watch.records import Touching
+from kvtrace.agent.watch.records import CallEffect, Touching
 from kvtrace.agent.watch.states import STATES, StateWatch, TouchingStates
-from kvtrace.agent.watch.work import followed, followed_in_states
+from kvtrace.agent.watch.work import followed
 from kvtrace.agent.wrap import frames
 from kvtrace.agent.wrap.hooked import Hooked
-from kvtrace.trace import hooks, rows
+from kvtrace.trace import hooks
 from kvtrace.trace.facts import Limit
-from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
+from kvtrace.trace.format import UNKNOWN, Flag, Role
 
-_OTHER = {Flag.STORE: Flag.LOAD, Flag.LOAD: Flag.STORE}
 _seen_to_read: set[int] = set()
 """Connectors of which a watched call read a KV tensor."""
 FIRST_CALLS = 16
@@ -163,7 +162,6 @@ class _WatchedCall:
         self._index = hooked.index
         self._role = hooked.role
         self._layer: str | None = None
-        self._block_size = _block_size(connector)
         self._running: list[Any] = []
         self.outside = OutsideCall(hooked.index)
         self._effects = hooked.hook.watch is hooks.Watch.COPY
@@ -173,7 +171,7 @@ class _WatchedCall:
         self._before: tuple[Any, WorkOrigin | None] = None, None
         self._escapes = Escapes(to_the_end=bool(STATES.layers))
         self._owner = owners.owner_of(hooked.index) or owners.register(connector, hooked.index)
-        self._swallowed = CallErrors(hooked.hook.name, hooked.role, self._owner)
+        self.swallowed = CallErrors(hooked.hook.name, hooked.role, self._owner)
 
     def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
         self._layer = layer
@@ -184,26 +182,19 @@ class _WatchedCall:
                 if value is not None:
                     CACHES.add(layer, value)
         if self._role == Role.WORKER:
-            watch = CopyWatch(CACHES, layer, self._block_size)
+            self._watch = watch = CopyWatch(CACHES, layer)
             watch.before = self._escapes.enough
             watch.loads = self._hook in hooks.LOADING
             watch.saves = not watch.loads
-            if self._begin(watch):
-                self._watch = watch
+            self._begin(watch)
             states = StateWatch() if STATES.layers else None
             if states is not None and self._begin(states):
                 self._states = states
         # The last to begin: what calls back for every call in this thread sees little code of ours.
         if self._effects or self._elsewhere:
             self._begin(self._escapes)
-        self._begin(self._swallowed)
+        self._begin(self.swallowed)
         self._own, self._cost = clock() - self._began, processor_clock() - self._began_busy
-
-    def logged(self, error: BaseException) -> None:
-        self._swallowed.logged(error)
-
-    def said_elsewhere(self, error: BaseException) -> None:
-        self._swallowed.said_elsewhere(error)
 
     def _begin(self, part: Any) -> bool:
         try:
@@ -229,17 +220,12 @@ class _WatchedCall:
         try:
             step = self._step()
             t = clock()
-            if self._effects:
-                self._write(step, t)
-            elif self._elsewhere:
-                self._write_elsewhere(step, t)
             if self._watch is not None and (self._effects or self._elsewhere):
-                thread, number = AGENT.thread(), self.outside.call
-                Touching(self._watch, self._hook.code, self._index, step, t, thread, number).write()
-            if self._states is not None and (self._effects or self._elsewhere):
-                self._write_states(self._states, step, t)
+                self._write(self._watch, step, t)
+                if self._states is not None:
+                    self._write_states(self._watch, self._states, step, t)
             self.outside.write(step, AGENT.thread(), self._role)
-            self._swallowed.report(error, About(self._layer, step))
+            self.swallowed.report(error, About(self._layer, step))
             copying = sum(one.cost for one in (self._watch, self._states) if one)
             now = clock()
             HERE.own += self._own + copying + now - began  # what is added up per operation never waits
@@ -251,66 +237,44 @@ class _WatchedCall:
     def _step(self) -> int:
         return AGENT.worker.step if self._role == Role.WORKER else AGENT.scheduler.step
 
-    def _write(self, step: int, t: int) -> None:
+    def _write(self, watch: CopyWatch, step: int, t: int) -> None:
+        if watch.copied_some(READ):
+            _seen_to_read.add(self._index)
+            if self._elsewhere:
+                POLICY.copied_elsewhere(self._index)
+        touching = Touching(watch, self._hook.code, self._index, step, t, AGENT.thread(), self.outside.call)
+        touching.effect = self._effect(watch) if self._effects else self._effect_elsewhere()
+        touching.write()
+
+    def _effect(self, watch: CopyWatch) -> CallEffect:
         worker = AGENT.worker
-        purpose = self._hook.direction or Flag.STORE
-        watched = worker.watch_store if purpose == Flag.STORE else worker.watch_load
-        seen: list[tuple[Flag, str | None, int]] = [
-            (direction, name, slots)
-            for direction in (purpose, _OTHER[purpose])
-            for name, slots in self._slots(direction)
-        ]
-        if any(direction == Flag.STORE and slots > 0 for direction, _, slots in seen):
-            _seen_to_read.add(self._index)
-        if watched is None and not seen:
-            return  # the step after a watched one: its layers' hooks are not watched, so that 0 says nothing
+        loads = self._hook.direction == Flag.LOAD
+        way, other = (WRITTEN, READ) if loads else (READ, WRITTEN)
+        nothing = None
+        # In the step after a watched one its layers' hooks are not watched, so that 0 says nothing.
+        if (worker.watch_load if loads else worker.watch_store) is not None:
+            nothing = UNKNOWN if watch.copied_some(way) else self._nothing(watch)
         size, count, path = self.outside.files()
-        if not any(direction == purpose for direction, _, _ in seen):
-            # Nothing of what the hook is for was seen.
-            seen.insert(0, (purpose, self._layer, self._nothing()))
-        for at, (direction, name, slots) in enumerate(seen):
-            head = pack_head(
-                Kind.EFFECT, Role.WORKER, self._hook.code, self._index, direction, AGENT.thread()
-            )
-            ident = AGENT.id(name) if name else 0
-            row = rows.Effect(head, t, ident, step, slots, bytes=UNKNOWN, files=UNKNOWN, target=0)
-            if not at:  # what was written is the call's, not the layer's
-                target = digest_of(path, AGENT.config.salt) if path else 0
-                row = row._replace(bytes=size, files=count, target=target)
-            AGENT.add(row)
+        target = digest_of(path, AGENT.config.salt) if path else 0
+        return CallEffect((way, other), nothing, self._layer, size, count, target)
 
-    def _write_elsewhere(self, step: int, t: int) -> None:
-        """Of a hook that is not for copying: what it copied, and work that it handed out of sight."""
-        seen = self._slots(Flag.STORE)
-        if not seen and (self._escapes.handed_over or self._escapes.native):
-            seen = [("", UNKNOWN)]
-        if any(slots > 0 for _, slots in seen):
-            _seen_to_read.add(self._index)
-            POLICY.copied_elsewhere(self._index)
-        head = pack_head(Kind.EFFECT, Role.WORKER, self._hook.code, self._index, Flag.STORE, AGENT.thread())
-        for name, slots in seen:
-            ident = AGENT.id(name) if name else 0
-            AGENT.add(rows.Effect(head, t, ident, step, slots, UNKNOWN, UNKNOWN, target=0))
+    def _effect_elsewhere(self) -> CallEffect:
+        """Of a hook that is not for copying: what it read, and work that it handed out of sight."""
+        out_of_sight = self._escapes.handed_over or self._escapes.native
+        return CallEffect((READ,), UNKNOWN if out_of_sight else None)
 
-    def _write_states(self, states: StateWatch, step: int, t: int) -> None:
+    def _write_states(self, watch: CopyWatch, states: StateWatch, step: int, t: int) -> None:
         """Which states it read and wrote, and whether it can have done more."""
         touching = TouchingStates(
             states, self._hook.code, self._index, step, t, AGENT.thread(), self.outside.call
         )
-        alone = not self._escapes.any and not works_elsewhere(self._owner, followed_in_states())
-        touching.sure = alone and STATES.complete and not (self._watch is None or self._watch.unsure)
+        alone = not self._escapes.any and not works_elsewhere(self._owner, followed(states=True))
+        touching.sure = alone and STATES.complete and not watch.unsure
         touching.write()
 
-    def _slots(self, direction: int) -> list[tuple[str, int]]:
-        watch = self._watch
-        if watch is None:
-            return []
-        return list(watch.slots(direction == Flag.LOAD, self._block_size).items())
-
-    def _nothing(self) -> int:
+    def _nothing(self, watch: CopyWatch) -> int:
         """0 where it is sure that nothing was copied by tensor operations, else -1."""
-        watch = self._watch
-        if watch is None or watch.unsure or self._escapes.any:
+        if watch.unsure or self._escapes.any:
             return UNKNOWN
         if not watch.caches.layers or (self._layer and self._layer not in watch.caches.layers):
             return UNKNOWN  # no KV tensor is known to look at
@@ -320,14 +284,6 @@ class _WatchedCall:
         if elsewhere:
             limits.say(Limit.THREAD, elsewhere, self._index, self._step(), elsewhere)
         return UNKNOWN if elsewhere else 0
-
-
-def _block_size(connector: Any) -> int:
-    for name in ("_block_size", "block_size"):
-        size = getattr(connector, name, None)
-        if type(size) is int and size > 0:
-            return size
-    return 0
 
 
 def _register(kv_caches: Any) -> None:

@@ -23,16 +23,15 @@ _LOCAL = ("NIXL_INIT_AGENT", "")
 
 
 class _Side(NamedTuple):
-    """A list in this process. ``sizes``: one for each address, or one for all."""
+    """A list in this process: addresses, and the bytes of each."""
 
     firsts: Array
     sizes: Array
 
     def of(self, indices: Array | None = None) -> Ranges:
-        firsts = self.firsts if indices is None else self.firsts[indices]
-        if len(self.sizes) == 1:
-            return Ranges(firsts, self.sizes.repeat(len(firsts)))
-        return Ranges(firsts, self.sizes if indices is None else self.sizes[indices])
+        if indices is None:
+            return Ranges(self.firsts, self.sizes)
+        return Ranges(self.firsts[indices], self.sizes[indices])
 
 
 _lists: dict[int, _Side | None] = {}
@@ -63,13 +62,9 @@ def _side(descs: Any) -> _Side:
         descs = np.asarray(descs)
         if descs.ndim != 2 or len(descs) > MOST:
             raise NotKnown
-        firsts, sizes = numbers(descs[:, 0]), numbers(descs[:, 1])
-    else:
-        table = numbers(descs).reshape(-1, 3)
-        firsts, sizes = table[:, 0].copy(), table[:, 1].copy()
-    if len(sizes) and (sizes == sizes[0]).all():
-        sizes = sizes[:1]
-    return _Side(firsts, sizes)
+        return _Side(numbers(descs[:, 0]), numbers(descs[:, 1]))
+    table = numbers(descs).reshape(-1, 3)
+    return _Side(table[:, 0].copy(), table[:, 1].copy())
 
 
 def prepared(named: Mapping[str, Any], result: Any) -> Iterable[Copy]:

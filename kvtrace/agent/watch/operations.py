@@ -3,9 +3,8 @@
 A ``TorchDispatchMode`` in the calling thread sees every operation that runs. By storage:
 
 - *read*: an input lies in a KV tensor's storage and an output does not. Which slots: those of the view, or
-  what an index picks of it (``kv/access.py``, ``kv/touch.py``). How much: min(elements of the input, elements
-  of the output) x the input's item size, so an index that picks rows counts the rows, and an ``.cpu()`` of
-  what was already picked counts nothing.
+  what an index picks of it (``kv/access.py``, ``kv/touch.py``). An ``.cpu()`` of what was already picked is
+  no read.
 - *written*: an argument that the operation's schema calls mutated lies in a KV storage; which slots,
   likewise.
 - *given out*: the memory of a part of a KV tensor was asked for by address (``numpy``, ``data_ptr``, ...
@@ -23,7 +22,7 @@ Nothing here keeps a tensor of the connector's: addresses, sizes and names are n
 
 from __future__ import annotations
 
-import math
+import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -41,7 +40,6 @@ from kvtrace.agent.watch.modes import OF_THE_VIEW, Modes, of_this_thread
 from kvtrace.agent.watch.native import OPERATIONS, NativeCopy, copies_of, watching
 from kvtrace.agent.wrap.tracing import set_trace
 from kvtrace.trace.facts import Limit
-from kvtrace.trace.format import UNKNOWN
 
 _TORCH_NAMESPACES = {"aten", "prims", "prim"}
 _SHAPE_ONLY = {
@@ -85,11 +83,6 @@ _SUMMARIES |= {"max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "cou
 _MIXES = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "convolution", "_scaled_mm", "cumsum", "histc"}
 _INDEX_TYPES = {"torch.int64", "torch.int32", "torch.bool"}
 READ, WRITTEN, GIVEN_OUT = "read", "written", "given out"
-_SEEN = (
-    "read", "written", "opaque_reads", "opaque_writes", "failed", "elsewhere", "_touches", "_times", "_later",
-    "_took_none", "blind", "maybe_written",
-)  # fmt: skip
-"""What a watch saw, by the names of its attributes."""
 _DISPATCH = 5_000
 """ns that an operation takes longer because it goes through a mode, more or less."""
 _MOST_MEMOS = 512
@@ -131,14 +124,17 @@ def _plan(func: Any) -> Plan:
 
 
 class Touched(NamedTuple):
-    """Which slots of a layer one call touched. ``text``: as in SLOTS records."""
+    """Which slots of a layer one call touched. ``text``: as in SLOTS records. ``copied``: so many were, parts
+    of slots and those that were touched again added up."""
 
     full: int
     partly: int
     text: str
+    copied: int
 
 
-_NO_SLOTS = Touched(0, 0, "/")
+NO_SLOTS = Touched(0, 0, "/", 0)
+"""An operation picked slots, none of them."""
 
 
 class CopyWatch:
@@ -146,22 +142,23 @@ class CopyWatch:
 
     Args:
         named: the layer that the hook is called for: of layers on the same bytes that one is meant.
-        block_size: of a layer that no KVCacheConfig named.
         alone: watches that began before it in this thread do not see what it sees.
     """
 
-    def __init__(self, caches: Caches, named: str | None, block_size: int = 0, alone: bool = False) -> None:
+    def __init__(self, caches: Caches, named: str | None, alone: bool = False) -> None:
         self.alone = alone
-        self.cost = 0
-        """ns of processor time that watching took so far."""
         self.caches = caches
         self.named = named
-        self.block_size = block_size
-        self.read: dict[str, float] = {}
-        self.written: dict[str, float] = {}
-        self.opaque_reads: set[str] = set()
-        self.opaque_writes: set[str] = set()
-        """Layers of which it can't be said how much was read, or written."""
+        self._modes: Modes | None = None
+        self.before: Callable[[], None] | None = None
+        """Called before an operation on a KV tensor is added, where somebody wants that."""
+        self.loads, self.saves = False, True
+        """What an address that is given out may be for: writing, reading."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self.cost = 0
+        """ns of processor time that watching took so far."""
         self.failed = False
         self.elsewhere = False
         """Native code copied memory that is in no known KV tensor."""
@@ -169,24 +166,20 @@ class CopyWatch:
         """(layer, way) -> what was touched; None where it can't be said which slots."""
         self._times: dict[tuple[str, str], int] = {}
         self._later: list[tuple[Layer, str, Access | Memory]] = []
-        self._modes: Modes | None = None
         self.blind: set[str] = set()
         """Layers of which other slots may have been read than those that are known."""
         self.maybe_written: set[str] = set()
         """Layers of which a load asked for the whole address: it may have written any slots."""
         self._took_none: set[str] = set()
         """Layers from which an operation picked slots, none of them."""
-        self.before: Callable[[], None] | None = None
-        """Called before an operation on a KV tensor is added, where somebody wants that."""
-        self.loads, self.saves = False, True
-        """What an address that is given out may be for: writing, reading."""
 
     def start(self) -> bool:
         """False where torch is not loaded."""
-        self._modes = of_this_thread()
-        if self._modes is None:
+        modes = of_this_thread()
+        if modes is None:
             return False
-        self._modes.add(self)
+        modes.add(self)
+        self._modes = modes
         return True
 
     def stop(self) -> None:
@@ -195,12 +188,9 @@ class CopyWatch:
 
     def take(self) -> CopyWatch:
         """What was seen so far, as a watch that is over; this one goes on from nothing."""
-        seen = CopyWatch(self.caches, self.named, self.block_size)
-        seen.cost, self.cost = self.cost, 0
-        for name in _SEEN:
-            fresh = getattr(seen, name)
-            setattr(seen, name, getattr(self, name))
-            setattr(self, name, fresh)
+        seen = copy.copy(self)
+        seen.before = None
+        self._forget()
         return seen
 
     @property
@@ -216,17 +206,10 @@ class CopyWatch:
             found is not None and all(one.part is None for one in found) for found in touches
         )
 
-    def slots(self, written: bool, block_size: int) -> dict[str, int]:
-        """Slots per layer that was touched: written into it, or read from it; -1 unknown."""
-        counts = self.written if written else self.read
-        opaque = self.opaque_writes if written else self.opaque_reads
-        found: dict[str, int] = {}
-        for name, layer in self.caches.layers.items():
-            if name in counts or name in opaque:
-                size = self.caches.slot_bytes(layer, block_size)
-                known = size and name not in opaque and not self.failed
-                found[name] = round(counts[name] / size) if known else UNKNOWN
-        return found
+    def copied_some(self, way: str) -> bool:
+        """Whether an operation that read (or wrote) slots was seen, as far as that is known yet."""
+        known = any(found and its == way for (_, its), found in self._touches.items())
+        return known or any(its == way for _, its, _ in self._later)
 
     def settled(self) -> bool:
         """Whether all values that name elements have come from the device; asks, and never waits."""
@@ -248,7 +231,7 @@ class CopyWatch:
             elif touches:
                 found[key] = _put_together(tuple(touches))
         for layer in self._took_none if not self.unsure else ():
-            found.setdefault((layer, READ), _NO_SLOTS)
+            found.setdefault((layer, READ), NO_SLOTS)
         return found
 
     def parts_read(self, layer: str) -> list[LayerTouch]:
@@ -266,8 +249,8 @@ class CopyWatch:
     @property
     def unsure(self) -> bool:
         """Whether something may have been copied that was not counted."""
-        opaque = self.elsewhere or bool(self.opaque_reads | self.opaque_writes)
-        return self.failed or self.caches.address_taken or opaque
+        unknown = any(found is None for found in self._touches.values())
+        return self._modes is None or self.failed or self.caches.address_taken or self.elsewhere or unknown
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """One operation is done."""
@@ -348,28 +331,11 @@ class CopyWatch:
         for written, memory, layers in found:
             way = WRITTEN if written else READ
             if memory is None:
-                (self.opaque_writes if written else self.opaque_reads).update(layer.name for layer in layers)
                 for layer in layers:
                     self._at(layer, way)
                     self._touches[layer.name, way] = None
             else:
                 self._note(layers, way, memory)
-                self._weigh(layers, memory, written)
-
-    def _weigh(self, layers: tuple[Layer, ...], memory: Memory, written: bool) -> None:
-        """How much of each layer a native copy touched."""
-        into, opaque = (self.written, self.opaque_writes) if written else (self.read, self.opaque_reads)
-        for layer in layers:
-            layout = self.caches.layout(layer, self.block_size) if memory.ready() else None
-            found = None if layout is None else memory.touches(layout, layer)
-            if found is None:
-                opaque.add(layer.name)
-            elif found:
-                size = self.caches.slot_bytes(layer, self.block_size)
-                parts = (
-                    len(one.slots) * (1.0 if one.part is None else float(one.part.mean())) for one in found
-                )
-                into[layer.name] = into.get(layer.name, 0.0) + size * sum(parts)
 
     # --- one operation --------------------------------------------------------------------
 
@@ -396,30 +362,19 @@ class CopyWatch:
         out = sum(t.numel() for t in results if str(t.dtype) != "torch.bool")
         copies = not picks and (len(results) == 1 or results is others) and plan.name not in _MIXES
         for tensor, write in inputs:
-            layers = self.caches.find(tensor, self.named)
             if not plan.known:
                 limits.say(Limit.OPERATION, plan.full)
-                (self.opaque_writes if write else self.opaque_reads).update(layer.name for layer, _ in layers)
                 self._unknown(tensor, WRITTEN if write else READ)
             elif write:
-                self._add(layers, tensor, _written(plan.name, tensor, named), True)
                 self._which(plan, tensor, named, WRITES, WRITTEN)
             elif out:
-                self._add(layers, tensor, min(tensor.numel(), out), False)
                 if plan.name in READS or (copies and out >= tensor.numel()):
                     self._which(plan, tensor, named, READS, READ)
                 elif plan.name not in _SUMMARIES:
                     self._unknown(tensor, READ)
             elif plan.name in READS and tensor.numel():
-                self._took_none.update(layer.name for layer, _ in layers)
-
-    def _add(self, layers: list[tuple[Layer, float]], tensor: Any, numel: int, write: bool) -> None:
-        into, opaque = (self.written, self.opaque_writes) if write else (self.read, self.opaque_reads)
-        for layer, share in layers:
-            if share:
-                into[layer.name] = into.get(layer.name, 0.0) + numel * share * tensor.element_size()
-            else:
-                opaque.add(layer.name)
+                layers = self._meant(self.caches.at(tensor, view_of(tensor)))
+                self._took_none.update(layer.name for layer in layers)
 
     # --- which slots ----------------------------------------------------------------------
 
@@ -429,15 +384,17 @@ class CopyWatch:
 
     def _note(self, layers: tuple[Layer, ...], way: str, access: Access | Memory) -> None:
         ready = access.ready()
-        own = next((layer for layer in layers if layer.name == self.named), None)
-        if own is not None:
-            layers = tuple(one for one in layers if one is own or not one.shares(own))
-        for layer in layers:
+        for layer in self._meant(layers):
             self._at(layer, way)
             if ready:
                 self._touch(layer, way, access)
             else:
                 self._later.append((layer, way, access))
+
+    def _meant(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        """Of layers on the same bytes the one that the hook is called for."""
+        own = next((layer for layer in layers if layer.name == self.named), None)
+        return layers if own is None else tuple(one for one in layers if one is own or not one.shares(own))
 
     def _unknown(self, tensor: Any, way: str) -> None:
         for layer in self.caches.at(tensor, view_of(tensor)):
@@ -449,7 +406,7 @@ class CopyWatch:
             self._times[layer.name, way] = clock()
 
     def _touch(self, layer: Layer, way: str, access: Access | Memory) -> None:
-        found = _touches_of(self.caches, layer, self.block_size, access)
+        found = _touches_of(self.caches, layer, access)
         here = self._touches.setdefault((layer.name, way), [])
         if here is not None and found is not None and len(here) + len(found) <= _MOST_TOUCHES:
             here.extend(found)
@@ -470,11 +427,9 @@ _memo: dict[tuple[Any, ...], list[LayerTouch] | None] = {}
 _texts: dict[tuple[LayerTouch, ...], Touched | None] = {}
 
 
-def _touches_of(
-    caches: Caches, layer: Layer, block_size: int, access: Access | Memory
-) -> list[LayerTouch] | None:
+def _touches_of(caches: Caches, layer: Layer, access: Access | Memory) -> list[LayerTouch] | None:
     """What an access touches of a layer. Layers of one shape are looked at once."""
-    layout = caches.layout(layer, block_size)
+    layout = caches.layout(layer)
     if layout is None:
         return None
     if not isinstance(access, Access):
@@ -496,27 +451,9 @@ def _put_together(touches: tuple[LayerTouch, ...]) -> Touched | None:
     if touches in _texts:
         return _texts[touches]
     slots: TouchedSlots | None = together(touches)
-    made = None if slots is None else Touched(len(slots.full), len(slots.partly), text_of(slots))
+    copied = round(sum(one.amount for one in touches))
+    made = None if slots is None else Touched(len(slots.full), len(slots.partly), text_of(slots), copied)
     if len(_texts) >= _MOST_MEMOS:
         _texts.clear()
     _texts[touches] = made
     return made
-
-
-def _written(name: str, tensor: Any, named: dict[str, Any]) -> int:
-    """Elements that a mutating operation wrote into ``tensor``."""
-    whole: int = tensor.numel()
-    indices = named.get("indices")
-    if name in ("index_put_", "_index_put_impl_") and indices is not None:
-        picked = [index for index in indices if index is not None]
-        if any(str(index.dtype) in ("torch.bool", "torch.uint8") for index in picked):
-            return min(whole, int(named["values"].numel()))
-        shape = sys.modules["torch"].broadcast_shapes(*(index.shape for index in picked))
-        kept = [size for at, size in enumerate(tensor.shape) if at >= len(indices) or indices[at] is None]
-        return int(math.prod(shape) * math.prod(kept))
-    for source in ("source", "src", "tensor_src"):
-        value: Any = named.get(source)
-        if is_tensor(value):
-            # copy_ broadcasts its source over the whole target
-            return whole if name == "copy_" else min(whole, int(value.numel()))
-    return whole

@@ -88,7 +88,7 @@ class StateCaches(Caches):
             OWN.busy = before
         self._changed()
 
-    def layout(self, layer: Layer, block_size: int = 0) -> Layout | None:
+    def layout(self, layer: Layer) -> Layout | None:
         """A block is a slot of its own; elements that follow each other count as one dimension, whatever
         the shape of the state."""
         (blocks, *inner), (stride, *strides) = layer.shape, layer.strides

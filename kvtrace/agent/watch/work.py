@@ -55,7 +55,7 @@ class Work:
         self._watching = False
         self._due = self._during = 0
         owner = owners.owner_of(self._index()) or owners.OwnerToCome(file)
-        self._swallowed = CallErrors(kind, Role.WORKER, owner, self._goes_on if kind == THREAD else None)
+        self.swallowed = CallErrors(kind, Role.WORKER, owner, self._goes_on if kind == THREAD else None)
         self._cost = 0
         """ns of processor time that it took to begin."""
         self._thread = 0
@@ -109,16 +109,7 @@ class Work:
         elif self.kind == THREAD and not self.queue:
             self.queue = queue
         self._resume()
-        self._swallowed.raises.callers_too(caller)
-
-    def logged(self, error: BaseException) -> None:
-        """It was caught in this work, and logged."""
-        self._resume()
-        self._swallowed.logged(error)
-
-    def said_elsewhere(self, error: BaseException) -> None:
-        """Another fact speaks of this exception."""
-        self._swallowed.said_elsewhere(error)
+        self.swallowed.raises.callers_too(caller)
 
     def _take(self, origin: WorkOrigin) -> None:
         self.origin = HERE.origin = origin
@@ -131,10 +122,10 @@ class Work:
         """Also where torch, or the connector, came after this thread began. Past the budget only what the
         work was for is kept, and the exception in which it ends."""
         if not POLICY.background(self.origin.step):
-            self._swallowed.stop()
+            self.swallowed.stop()
             return
-        if not self._swallowed.running:
-            self._swallowed.start()
+        if not self.swallowed.running:
+            self.swallowed.start()
         if not self._watching:
             self._watching = self._watch.start()
             if self._watching and self._states is not None:
@@ -157,7 +148,7 @@ class Work:
         return self._watching and self._states is not None
 
     def _pause(self) -> None:
-        self._swallowed.stop()
+        self.swallowed.stop()
         if self._watching and self.kind != THREAD:
             self._watching = False
             if self._states is not None:
@@ -186,7 +177,7 @@ class Work:
         """``still``: it goes on with the same; whether what it caught was the end of it shows later.
         ``over``: all of it is done."""
         t, began, cost = clock(), processor_clock(), self._watch.cost + self._cost
-        self._cost = 0
+        self._cost = self._watch.cost = 0
         step, index = self.origin.step, self._index()
         outside = self.outside
         if outside is not None:
@@ -201,18 +192,18 @@ class Work:
                 self._states.cost = 0
             outside.write(step, self._thread)
         if not still:
-            cost += self._swallowed.raises.cost()
-            self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))
+            cost += self.swallowed.raises.cost()
+            self.swallowed.report(error, About(self.origin.layer, step, self.origin.hook))
         if not AGENT.worker.step:
             AGENT.flush()  # no step is under way at whose end it would be written
         POLICY.spent(cost + processor_clock() - began)
 
     def _goes_on(self) -> None:
         """All that was raised so far in a loop that nothing need end was handled."""
-        POLICY.spent(self._swallowed.raises.cost())
-        self._swallowed.report(None, About(self.origin.layer, self.origin.step, self.origin.hook))
+        POLICY.spent(self.swallowed.raises.cost())
+        self.swallowed.report(None, About(self.origin.layer, self.origin.step, self.origin.hook))
         if not POLICY.background(self.origin.step):
-            self._swallowed.stop()
+            self.swallowed.stop()
 
     def write_so_far(self) -> None:
         """From another thread. Never raises."""
@@ -222,18 +213,12 @@ class Work:
             AGENT.failed(self.kind)
 
 
-def followed() -> set[int]:
-    """Idents of the threads in which work is watched now."""
+def followed(states: bool = False) -> set[int]:
+    """Idents of the threads in which work is watched now; of ``states``: in which these are watched too."""
     for ident, (thread, _) in list(_working.items()):
         if not thread.is_alive():
             _working.pop(ident, None)
-    return set(_working)
-
-
-def followed_in_states() -> set[int]:
-    """Of these the threads in which states are watched too."""
-    working = list(_working.items())
-    return {ident for ident, (thread, work) in working if thread.is_alive() and work.sees_states}
+    return {ident for ident, (_, work) in list(_working.items()) if work.sees_states or not states}
 
 
 def write_all() -> None:
