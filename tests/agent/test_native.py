@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
+from kvtrace.agent.kv import touch  # noqa: E402
 from kvtrace.agent.kv.memory import MOST, NotKnown, Ranges, numbers  # noqa: E402
 from kvtrace.agent.reads import READS  # noqa: E402
 from kvtrace.agent.watch import native  # noqa: E402
@@ -534,16 +535,31 @@ def test_pieces_that_reach_over_the_end_count_up_to_it() -> None:
     assert seen(watch) == {(here.names[0], READ): slots_of(7)}
 
 
-def test_many_pieces_of_many_lengths_are_not_known() -> None:
+def test_pieces_of_many_lengths_are_added_up() -> None:
     here = cache("K and V in the content", layers=1)
-    tensor = here.tensors[here.names[0]]
-    layout = here.caches.layout(here.caches.layers[here.names[0]])
-    firsts = numbers([tensor.data_ptr()] * 100)
+    layer = here.caches.layers[here.names[0]]
+    layout = here.caches.layout(layer)
+    firsts = numbers([layer.start] * 100)
     memory = Ranges(firsts, numbers(list(range(4, 404, 4))))
     assert layout is not None
-    assert memory.touches(layout, here.caches.layers[here.names[0]]) is None
+    spans = memory.spans(layout, layer)
+    assert spans is not None
+    slots = touch.slots_of(layout, [spans])
+    assert slots is not None
+    assert (slots.full.tolist(), slots.partly.tolist()) == ([*range(2 * SIZE)], [2 * SIZE])
+    assert slots.copied == sum(range(4, 404, 4)) / layout.slot_bytes
     with pytest.raises(NotKnown):
         Ranges(firsts, numbers([1, 2]))
+
+
+def test_too_many_pieces_are_not_known() -> None:
+    here = cache("heads before slots", layers=1)
+    layout = here.caches.layout(here.caches.layers[here.names[0]])
+    assert layout is not None
+    assert touch.spans_of(touch.Pattern(numbers([0]), ((1 << 22, 8),), 4)) is None
+    every = layout.dims[0].size * layout.dims[0].stride
+    many = touch.Spans(numbers([0] * (1 << 17)), numbers([every] * (1 << 17)))
+    assert touch.slots_of(layout, [many]) is None
 
 
 # --- never in the way -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 BLOCK, SLOT, INNER = "block", "slot", "inner"
@@ -35,49 +36,26 @@ class Layout:
     """A layer's KV tensor.
 
     Attributes:
-        itemsize: bytes of an element.
-        dims: the dimensions by falling stride. The one with part BLOCK and that with part SLOT are always
-            there, others of size 1 are left out. Each stride holds all that lies below it.
+        cell: bytes of one slot that follow each other.
+        dims: the dimensions above that by falling stride. The one with part BLOCK and that with part SLOT are
+            always there, others of size 1 are left out. Each stride holds all that lies below it.
     """
 
-    itemsize: int
+    cell: int
     dims: tuple[Dim, ...]
 
     @cached_property
-    def block_at(self) -> int:
-        return next(at for at, dim in enumerate(self.dims) if dim.part == BLOCK)
-
-    @cached_property
-    def slot_at(self) -> int:
-        return next(at for at, dim in enumerate(self.dims) if dim.part == SLOT)
-
-    @cached_property
-    def inner_at(self) -> tuple[int, ...]:
-        return tuple(at for at, dim in enumerate(self.dims) if dim.part == INNER)
-
-    @cached_property
-    def inner_shape(self) -> tuple[int, ...]:
-        """Elements of one slot, dimension by dimension."""
-        return tuple(self.dims[at].size for at in self.inner_at)
+    def in_block(self) -> int:
+        """Slots in a block."""
+        return next(dim.size for dim in self.dims if dim.part == SLOT)
 
     @cached_property
     def slots(self) -> int:
-        return self.dims[self.block_at].size * self.dims[self.slot_at].size
+        return self.in_block * next(dim.size for dim in self.dims if dim.part == BLOCK)
 
     @cached_property
-    def capacities(self) -> tuple[int, ...]:
-        """How many strides of each dimension fit below the next outer one: its size, or more where other
-        memory lies between. 0 for the outermost, and where they do not fill it exactly."""
-        found = [0]
-        for outer, dim in zip(self.dims, self.dims[1:], strict=False):
-            found.append(outer.stride // dim.stride if outer.stride % dim.stride == 0 else 0)
-        return tuple(found)
-
-    def of_bytes(self) -> Layout:
-        """The same with bytes for elements: for views of another item size."""
-        if self.itemsize == 1:
-            return self
-        return Layout(1, (*self.dims, Dim(self.itemsize, 1, INNER)))
+    def slot_bytes(self) -> int:
+        return self.cell * prod(dim.size for dim in self.dims if dim.part == INNER)
 
 
 @lru_cache(maxsize=256)
@@ -112,10 +90,13 @@ def layout_of(
         if dim.stride < span:
             return None  # elements on top of each other
         span = dim.stride * dim.size
+    cell = itemsize
+    while dims and dims[-1].part == INNER and dims[-1].stride == cell:
+        cell *= dims.pop().size
     for part in (BLOCK, SLOT):
         if not any(dim.part == part for dim in dims):
             dims.insert(0, Dim(1, span, part))  # one of them: its stride says nothing
-    return Layout(itemsize, tuple(dims))
+    return Layout(cell, tuple(dims))
 
 
 def dims_of(

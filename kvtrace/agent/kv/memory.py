@@ -1,7 +1,7 @@
 """What native code copies: memory named by address, or KV slots named by number.
 
 Both are asked like an :class:`~kvtrace.agent.kv.access.Access`: whether their numbers are on the host yet
-(``ready``), and which slots of a layer they touch (``touches``). Numbers only, no tensor of the connector's.
+(``ready``), and which bytes of a layer they touch (``spans``). Numbers only, no tensor of the connector's.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvtrace.agent.kv.access import Aside
 from kvtrace.agent.kv.host import on_host
 from kvtrace.agent.kv.late import Array, Mask, np
-from kvtrace.agent.kv.layout import Layout
+from kvtrace.agent.kv.layout import BLOCK, INNER, Layout
 from kvtrace.agent.kv.tensors import is_tensor
-from kvtrace.agent.kv.touch import LayerTouch, Pattern, touched
+from kvtrace.agent.kv.touch import Pattern, Spans, spans_of
 
 if TYPE_CHECKING:
     from kvtrace.agent.kv.caches import Layer
 
 MOST = 1 << 20
 """Addresses, blocks or slots of one copy; more are not known."""
-_MOST_GROUPS = 64
 
 
 class NotKnown(Exception):
@@ -36,8 +35,8 @@ class Memory(Protocol):
     def layers(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
         """Those of which it may touch a part."""
 
-    def touches(self, layout: Layout, layer: Layer) -> list[LayerTouch] | None:
-        """Which slots of a layer, once it is ready; None where that can't be said."""
+    def spans(self, layout: Layout, layer: Layer) -> Spans | None:
+        """Which bytes of a layer, once it is ready; None where that can't be said."""
 
 
 Copy = tuple[bool, Memory | None]
@@ -81,7 +80,8 @@ class Ranges:
             raise NotKnown
         kept = sizes > 0
         self.firsts, self.sizes = firsts[kept], sizes[kept]
-        self._found: dict[tuple[int, bytes], list[LayerTouch] | None] = {}
+        self._spans: dict[tuple[bytes, bytes], Spans] = {}
+        """Layers that are copied alike have the same: what these are is looked at once."""
 
     def ready(self) -> bool:
         return True
@@ -97,31 +97,11 @@ class Ranges:
         there: Mask = (self.firsts < layer.end) & (self.firsts + self.sizes > layer.start)
         return there
 
-    def touches(self, layout: Layout, layer: Layer) -> list[LayerTouch] | None:
+    def spans(self, layout: Layout, layer: Layer) -> Spans | None:
         here = self._of(layer)
-        firsts, sizes = self.firsts[here] - layer.start, self.sizes[here]
-        key = id(layout), firsts.tobytes()
-        if key not in self._found:  # layers of one shape that are copied alike are looked at once
-            self._found[key] = _touches(layout, firsts, sizes)
-        return self._found[key]
-
-
-def _touches(layout: Layout, firsts: Array, sizes: Array) -> list[LayerTouch] | None:
-    # Pieces that are alike are looked at together: of one size, at the same place in their blocks.
-    within = firsts % layout.dims[layout.block_at].stride
-    kinds, which = np.unique(np.stack([sizes, within]), axis=1, return_inverse=True)
-    if kinds.shape[1] > _MOST_GROUPS:
-        return None
-    found: list[LayerTouch] = []
-    for number in range(kinds.shape[1]):
-        size = int(kinds[0, number])
-        own = firsts[which.ravel() == number]
-        item = 1 if size % layout.itemsize or (own % layout.itemsize).any() else layout.itemsize
-        some = touched(layout, Pattern(own, ((size // item, item),), item))
-        if some is None:
-            return None
-        found += some
-    return found
+        begins, sizes = self.firsts[here] - layer.start, self.sizes[here]
+        key = begins.tobytes(), sizes.tobytes()
+        return self._spans.setdefault(key, Spans(begins, begins + sizes))
 
 
 class Numbered:
@@ -136,6 +116,7 @@ class Numbered:
     def __init__(self, slots: Any, pointers: Any, skip: int = 0) -> None:
         self._slots, self._pointers = _on_its_way(slots), _on_its_way(pointers)
         self._skip = skip
+        self._spans: dict[Layout, Spans | None] = {}
 
     def ready(self) -> bool:
         return all(not isinstance(value, Aside) or value.done() for value in (self._slots, self._pointers))
@@ -149,14 +130,25 @@ class Numbered:
         pointers = _here(self._pointers)
         return bool(((pointers >= layer.start) & (pointers < layer.end)).any())
 
-    def touches(self, layout: Layout, layer: Layer) -> list[LayerTouch] | None:
+    def spans(self, layout: Layout, layer: Layer) -> Spans | None:
         if not self._points_to(layer):
-            return []
+            return Spans(*[np.empty(0, dtype=np.int64)] * 2)
+        if layout not in self._spans:
+            self._spans[layout] = self._in(layout)
+        return self._spans[layout]
+
+    def _in(self, layout: Layout) -> Spans | None:
         slots = _here(self._slots)[self._skip :]
         slots = np.unique(slots[slots >= 0])
         if len(slots) and int(slots[-1]) >= layout.slots:
             return None  # numbered in another way
-        return [LayerTouch(slots, None)] if len(slots) else []
+        bases = np.zeros(len(slots), dtype=np.int64)
+        for dim in layout.dims:
+            if dim.part != INNER:
+                place = slots // layout.in_block if dim.part == BLOCK else slots % layout.in_block
+                bases = bases + place * dim.stride
+        inner = tuple((dim.size, dim.stride) for dim in layout.dims if dim.part == INNER)
+        return spans_of(Pattern(bases, inner, layout.cell))
 
 
 def _on_its_way(value: Any) -> Any:

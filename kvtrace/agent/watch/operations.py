@@ -31,9 +31,10 @@ from typing import Any, NamedTuple
 from kvtrace.agent import limits
 from kvtrace.agent.kv.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
 from kvtrace.agent.kv.caches import Caches, Layer
+from kvtrace.agent.kv.layout import Layout
 from kvtrace.agent.kv.memory import Copy, Memory
 from kvtrace.agent.kv.tensors import OWN, is_tensor, tensors
-from kvtrace.agent.kv.touch import LayerTouch, TouchedSlots, text_of, together, touched
+from kvtrace.agent.kv.touch import Spans, slots_of, spans_of, text_of
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import clock, processor_clock
 from kvtrace.agent.watch.modes import OF_THE_VIEW, Modes, of_this_thread
@@ -162,7 +163,7 @@ class CopyWatch:
         self.failed = False
         self.elsewhere = False
         """Native code copied memory that is in no known KV tensor."""
-        self._touches: dict[tuple[str, str], list[LayerTouch] | None] = {}
+        self._touches: dict[tuple[str, str], list[Spans] | None] = {}
         """(layer, way) -> what was touched; None where it can't be said which slots."""
         self._times: dict[tuple[str, str], int] = {}
         self._later: list[tuple[Layer, str, Access | Memory]] = []
@@ -201,10 +202,7 @@ class CopyWatch:
     @property
     def whole(self) -> bool:
         """Whether all that was touched so far is known, and whole slots: of none is a half still to come."""
-        touches = self._touches.values()
-        return not self._later and all(
-            found is not None and all(one.part is None for one in found) for found in touches
-        )
+        return not self._later and all(slots and not slots.partly for slots in self.touched().values())
 
     def copied_some(self, way: str) -> bool:
         """Whether an operation that read (or wrote) slots was seen, as far as that is known yet."""
@@ -226,15 +224,21 @@ class CopyWatch:
         """(layer, way) -> which slots; None where that is not known. Once :meth:`settled`."""
         found: dict[tuple[str, str], Touched | None] = {}
         for key, touches in self._touches.items():
-            if touches is None or self.failed:
+            layout = self.layout(key[0])
+            if touches is None or layout is None or self.failed:
                 found[key] = None
             elif touches:
-                found[key] = _put_together(tuple(touches))
+                found[key] = _put_together(layout, tuple(touches))
+        found = {key: slots for key, slots in found.items() if slots is None or slots.full or slots.partly}
         for layer in self._took_none if not self.unsure else ():
             found.setdefault((layer, READ), NO_SLOTS)
         return found
 
-    def parts_read(self, layer: str) -> list[LayerTouch]:
+    def layout(self, layer: str) -> Layout | None:
+        known = self.caches.layers.get(layer)
+        return None if known is None else self.caches.layout(known)
+
+    def parts_read(self, layer: str) -> list[Spans]:
         """What was read of a layer of which the slots are known: whole slots, and parts."""
         return self._touches.get((layer, READ)) or []
 
@@ -406,10 +410,11 @@ class CopyWatch:
             self._times[layer.name, way] = clock()
 
     def _touch(self, layer: Layer, way: str, access: Access | Memory) -> None:
-        found = _touches_of(self.caches, layer, access)
+        layout = self.caches.layout(layer)
+        found = None if layout is None else _spans(layout, layer, access)
         here = self._touches.setdefault((layer.name, way), [])
-        if here is not None and found is not None and len(here) + len(found) <= _MOST_TOUCHES:
-            here.extend(found)
+        if here is not None and found is not None and len(here) < _MOST_TOUCHES:
+            here.extend([found] if len(found.begins) else ())
         else:
             self._touches[layer.name, way] = None
 
@@ -423,37 +428,36 @@ def _untraced() -> Any:
     return tracer if tracer is not None and set_trace(None) else None
 
 
-_memo: dict[tuple[Any, ...], list[LayerTouch] | None] = {}
-_texts: dict[tuple[LayerTouch, ...], Touched | None] = {}
+_memo: dict[tuple[Any, ...], Spans | None] = {}
+_texts: dict[tuple[Layout, tuple[Spans, ...]], Touched | None] = {}
 
 
-def _touches_of(caches: Caches, layer: Layer, access: Access | Memory) -> list[LayerTouch] | None:
+def _spans(layout: Layout, layer: Layer, access: Access | Memory) -> Spans | None:
     """What an access touches of a layer. Layers of one shape are looked at once."""
-    layout = caches.layout(layer)
-    if layout is None:
-        return None
     if not isinstance(access, Access):
-        return access.touches(layout, layer)
+        return access.spans(layout, layer)
     start = layer.start - layer.storage
     shifted = access._replace(view=access.view._replace(offset=access.view.offset - start))
-    key = (id(layout), shifted.key())
+    key = shifted.key()
     if key in _memo:
         return _memo[key]
-    found = touched(layout, pattern_of(access, start))
-    if sum(len(part[-1]) for part in key[1][3:] if part) <= _MOST_KEY:
+    found = spans_of(pattern_of(access, start))
+    if sum(len(part[-1]) for part in key[3:] if part) <= _MOST_KEY:
         if len(_memo) >= _MOST_MEMOS:
             _memo.clear()
         _memo[key] = found
     return found
 
 
-def _put_together(touches: tuple[LayerTouch, ...]) -> Touched | None:
-    if touches in _texts:
-        return _texts[touches]
-    slots: TouchedSlots | None = together(touches)
-    copied = round(sum(one.amount for one in touches))
-    made = None if slots is None else Touched(len(slots.full), len(slots.partly), text_of(slots), copied)
+def _put_together(layout: Layout, touches: tuple[Spans, ...]) -> Touched | None:
+    key = layout, touches
+    if key in _texts:
+        return _texts[key]
+    slots = slots_of(layout, touches)
+    made = None
+    if slots is not None:
+        made = Touched(len(slots.full), len(slots.partly), text_of(slots), round(slots.copied))
     if len(_texts) >= _MOST_MEMOS:
         _texts.clear()
-    _texts[touches] = made
+    _texts[key] = made
     return made

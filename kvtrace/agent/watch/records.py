@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvtrace.agent.ids import Names, next_call
-from kvtrace.agent.kv.touch import LayerTouch, completing, text_of
+from kvtrace.agent.kv.touch import Spans, completing, text_of
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch.operations import GIVEN_OUT, NO_SLOTS, READ, WRITTEN, CopyWatch, Touched
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
@@ -24,7 +24,7 @@ FLAGS: dict[str, int] = {READ: Flag.STORE, WRITTEN: Flag.LOAD, GIVEN_OUT: Flag.S
 """Of memory that was given out by address it is not known which of both was done."""
 
 _waiting: list[Touching] = []
-_halves: dict[tuple[int, str], list[LayerTouch]] = {}
+_halves: dict[tuple[int, str], list[Spans]] = {}
 """(step, layer) -> what was read of it by calls that read parts of slots, in whatever thread."""
 AGENT.openings += (_halves.clear,)
 
@@ -125,7 +125,8 @@ class Touching:
             return slots
         every += own
         others = every[: -len(own)]  # of two threads at once the later one sees both
-        found = completing(own, others) if others else None
+        layout = self.watch.layout(layer) if others else None
+        found = None if layout is None else completing(layout, own, others)
         return slots if found is None else slots._replace(full=len(found.full), text=text_of(found))
 
     def _slots(self, marks: int, t: int, layer: str, slots: Touched | None) -> None:

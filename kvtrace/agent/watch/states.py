@@ -89,16 +89,8 @@ class StateCaches(Caches):
         self._changed()
 
     def layout(self, layer: Layer) -> Layout | None:
-        """A block is a slot of its own; elements that follow each other count as one dimension, whatever
-        the shape of the state."""
+        """A block is a slot of its own."""
         (blocks, *inner), (stride, *strides) = layer.shape, layer.strides
-        whole = 1
-        for size, step in sorted(zip(inner, strides, strict=True), key=lambda dim: dim[1]):
-            if size > 1 and step != whole:
-                break
-            whole *= size
-        else:
-            inner, strides = [whole], [1]
         shape, steps = (blocks, 1, *inner), (stride, stride, *strides)
         return layout_of(shape, steps, layer.itemsize, blocks, 1, (0, 1))
 

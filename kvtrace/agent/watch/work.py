@@ -163,11 +163,11 @@ class Work:
         step to the next a block may get another holder: what is read then is told on its own."""
         now, latest = clock(), AGENT.worker.latest
         old = self.origin.step and latest > self._until
+        due = now > self._due
+        ends = due or old or latest != self._during
+        surely = (old and due) or now > self._due + _LONGEST_IN_HALVES
         # The halves of a slot stay together: K now, and V once this thread has its turn again.
-        whole = self._watch.whole
-        due = now > self._due + (0 if whole else _LONGEST_IN_HALVES)
-        ends = (whole and latest != self._during) or (old and (whole or now > self._due))
-        if self._watch.saw and (due or ends):
+        if self._watch.saw and ends and (surely or self._watch.whole):
             self._write(None, still=not old, over=False)
         if not self._watch.saw:
             self._due, self._during = now + _LONGEST, latest
