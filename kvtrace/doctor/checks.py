@@ -35,8 +35,8 @@ def _masked(line: Line) -> Line:
 
 
 def _row(one: facts.Class) -> dict[str, object]:
-    names = ("configured", "name", "module", "file", "abstract", "overrides", "idle", "elsewhere")
-    return {name: getattr(one, name) for name in names} | {"piecewise": one.piecewise, "hma": one.hma}
+    names = "configured", "name", "module", "file", "abstract", "overrides", "idle", "elsewhere", "piecewise"
+    return {name: getattr(one, name) for name in names}
 
 
 # --- the Python and vLLM ---------------------------------------------------------------------------
@@ -128,23 +128,15 @@ def way_in(found: DoctorFacts) -> Iterator[Line]:
     if found.command.python is None:
         return
     allowed = found.command.environ.get(PLUGINS_VARIABLE)
-    plugins = found.python.plugins if found.python else ()
-    others = [name for name in plugins if name != ENTRY_POINT_NAME]
     if found.command.isolated:
-        inside = ENTRY_POINT_NAME in plugins
         yield Line(
-            "way in", WARNING, "this Python ignores PYTHONPATH (-I or -E), by which kvtrace comes in first"
-            + ("; its plugin for vLLM comes later" if inside else ""),
+            "way in", WARNING, "this Python ignores PYTHONPATH (-I or -E), by which kvtrace comes in first",
             "leave out -I and -E, or install kvtrace in that Python",
         )  # fmt: skip
     elif allowed is None:
         yield Line("way in", OK, f"{PLUGINS_VARIABLE} is not set: vLLM loads every plugin, kvtrace's too")
     else:
-        left_out = [name for name in others if name not in allowed.split(",")]
-        rest = f"; it keeps out {listed(left_out)}" if left_out else ""
-        yield Line(
-            "way in", OK, f"{PLUGINS_VARIABLE}={allowed}: kvtrace run adds {ENTRY_POINT_NAME} to it{rest}"
-        )
+        yield Line("way in", OK, f"{PLUGINS_VARIABLE}={allowed}: kvtrace run adds {ENTRY_POINT_NAME} to it")
     step = found.steps.get(facts.PLUGINS)
     if step is not None and step.state != "done":
         how = {"hung": "did not end", "died": f"ended the process ({step.error})"}.get(step.state, step.error)
@@ -220,23 +212,7 @@ def blocks(found: DoctorFacts) -> Iterator[Line]:
             "support the hybrid KV cache manager: vLLM refuses to start",
             "a connector that is a SupportsHMA, with request_finished_all_groups",
         )  # fmt: skip
-    elif engine.states and engine.attention_block:
-        yield Line(
-            "blocks", OK,
-            f"{engine.attention_block * engine.context_parallel} tokens a block of attention layers; the "
-            "others keep one state a request, for which vLLM calls no save hook",
-        )  # fmt: skip
-    elif engine.several_groups and engine.one_group:
-        later = "" if engine.set_by_user else "; the attention backend may still choose another"
-        yield Line("blocks", OK, f"{text} a block: all layers are in one KV cache group{later}")
-    elif engine.several_groups and engine.window and engine.same_size:
-        later = "" if engine.set_by_user else " (the attention backend may still choose another)"
-        yield Line(
-            "blocks", OK,
-            f"{text} a block in each KV cache group{later}; layers with a window of {engine.window} tokens "
-            "are in groups of their own, and give back the blocks that it has left: KV is to be saved before",
-        )  # fmt: skip
-    elif engine.several_groups:
+    elif engine.several_groups and not engine.one_group:
         yield Line(
             "blocks", NOT_KNOWN,
             f"{text} configured; this model has layers of several kinds, whose groups may have blocks of "

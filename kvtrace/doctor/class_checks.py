@@ -18,11 +18,6 @@ _SAVING = (hooks.SAVE_LAYER.name, hooks.WAIT_SAVE.name)
 _LAYERED = (hooks.SAVE_LAYER.name, hooks.WAIT_LAYER.name)
 _LEAST: dict[str, int] = {"ExampleConnector": 1, "SharedStorageConnector": 1}
 """Connectors of vLLM that store whole blocks of a prompt without its last token: tokens beside a block."""
-_OLD_NAMES: dict[str, tuple[str, str, str]] = {
-    hooks.PREEMPTIONS.name: ("preempted_req_ids", "0.19.1", "the step's connector metadata"),
-}
-"""Hook -> (a parameter's name in older versions, the version since which vLLM gives something else in its
-place, what that is)."""
 
 
 def _name(one: Class) -> str:
@@ -95,14 +90,12 @@ def overridden(found: DoctorFacts) -> Iterator[Line]:
         wrong = [row for row in one.signatures if not row.fits]
         for row in wrong:
             yield _misfit(one, row)
-        old = list(filter(None, (_old_name(one, row) for row in one.signatures if row.fits)))
-        yield from old
         for method, hook in one.like:
             yield Line(
                 "hooks", WARNING, f"{_name(one)}.{method} is no hook of this vLLM, and nothing uses it",
                 f"if it is meant to be {hook}, rename it",
             )  # fmt: skip
-        if not wrong and not old and not one.like and not one.abstract:
+        if not wrong and not one.like and not one.abstract:
             never = (
                 f"; of other versions, never called here: {listed(one.elsewhere)}" if one.elsewhere else ""
             )
@@ -116,16 +109,6 @@ def _misfit(one: Class, row: Signature) -> Line:
     return Line(
         "hooks", PROBLEM, f"{_name(one)}.{row.name}({takes}): this vLLM calls it with ({given})",
         "give it the parameters of the installed KVConnectorBase_V1",
-    )  # fmt: skip
-
-
-def _old_name(one: Class, row: Signature) -> Line | None:
-    old, since, instead = _OLD_NAMES.get(row.name, ("", "", ""))
-    if not old or old not in row.takes or old in row.given or row.name in one.idle:
-        return None
-    return Line(
-        "hooks", WARNING, f"{_name(one)}.{row.name}({old}): since vLLM {since} it is given {instead} there",
-        f"take what the installed vLLM gives: {', '.join(row.given)}",
     )  # fmt: skip
 
 
@@ -214,13 +197,10 @@ def _batched(one: Class, engine: Planned | None) -> Line:
 
 
 def _size(engine: Planned | None) -> int:
-    if engine is None or not engine.block_size:
+    """Tokens in a block; 0 where that is not known."""
+    if engine is None or engine.states or (engine.several_groups and not engine.one_group):
         return 0
-    if engine.states:
-        return 0 if engine.one_group else (engine.attention_block or 0) * engine.context_parallel
-    if engine.several_groups and not engine.one_group:
-        return 0
-    return engine.block_size * engine.context_parallel
+    return (engine.block_size or 0) * engine.context_parallel
 
 
 def config_keys(found: DoctorFacts) -> Iterator[Line]:

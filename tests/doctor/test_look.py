@@ -124,7 +124,6 @@ HOOKS = [
     ("update_state_after_alloc(self, request, blocks, num_external_tokens, more=1)", Level.OK),
     ("reset(self)", Level.OK),
     ("reset(self, hard)", Level.OK),
-    ("handle_preemptions(self, preempted_req_ids)", Level.WARNING),
     ("handle_preemptions(self, metadata)", Level.OK),
     ("request_finishd(self, request, block_ids)", Level.WARNING),
     ("request_finish_later_on(self, request, block_ids)", Level.OK),

@@ -26,7 +26,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import Examp
 
 class OldParameters(ExampleConnector):
     def update_state_after_alloc(self, request, num_external_tokens): print()
-    def handle_preemptions(self, preempted_req_ids): print()
 
 class OldConstructor(ExampleConnector):
     def __init__(self, vllm_config, role): print()
@@ -130,7 +129,6 @@ def test_every_step_was_reached(healthy: DoctorFacts, faulty: DoctorFacts) -> No
     ("check", "about", "level"),
     [
         ("hooks", "OldParameters.update_state_after_alloc(request, num_external_tokens)", PROBLEM),
-        ("hooks", "OldParameters.handle_preemptions(preempted_req_ids)", WARNING),
         ("hooks", "Misspelt.request_finishd", WARNING),
         ("hooks", "Abstract has no", PROBLEM),
         ("connector", "2-argument constructor", PROBLEM),

@@ -97,7 +97,6 @@ def _found(configured: str, load: Any, given: dict[str, Any], extra: Any) -> Fou
         elsewhere=signatures.elsewhere(cls, base),
         signatures=tuple(signatures.signatures(cls, base)),
         piecewise=says_piecewise(cls, extra),
-        hma=_hma(cls),
         **_of_source(cls, base),
         **common,
     )
@@ -113,14 +112,6 @@ def _of_source(cls: type, base: type) -> dict[str, Any]:
         return {"like": like, "batched": tuple(rounding.to_batched_tokens(texts))}
     except (sources.Unknown, SyntaxError, ValueError, RecursionError):
         return {}
-
-
-def _hma(cls: type) -> bool | None:
-    try:
-        from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
-    except ImportError:
-        return None
-    return bool(supports_hma(cls))
 
 
 def keys(found: FoundClass) -> ExtraKeys:

