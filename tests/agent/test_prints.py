@@ -101,6 +101,12 @@ def test_only_prompts_of_token_ids_alone_are_told_by_token() -> None:
 # --- the hash ---------------------------------------------------------------------------------------
 
 
+class Wrapper:
+    """In the place of vLLM's WorkerWrapperBase."""
+
+    vllm_config: SimpleNamespace
+
+
 class Engine:
     """Two layers of KV, and the fingerprints of one step over all blocks of a request."""
 
@@ -119,12 +125,11 @@ class Engine:
         }
         compilation = SimpleNamespace(static_forward_context=context)
         self.parallel = SimpleNamespace()
-        self.wrapper = SimpleNamespace(
-            vllm_config=SimpleNamespace(
-                compilation_config=compilation,
-                parallel_config=self.parallel,
-                kv_transfer_config=SimpleNamespace(kv_role=role),
-            )
+        self.wrapper = Wrapper()
+        self.wrapper.vllm_config = SimpleNamespace(
+            compilation_config=compilation,
+            parallel_config=self.parallel,
+            kv_transfer_config=SimpleNamespace(kv_role=role),
         )
         CACHES.register({})
         CACHES.configure(self.config, context)
@@ -136,7 +141,7 @@ class Engine:
     def step(self, blocks: list[int], take: bool = True) -> None:
         AGENT.worker.step, AGENT.worker.watched = STEP, int(Flag.STORE)
         tokens = len(blocks) * SIZE
-        self.prints.plan(self.wrapper, output({"a": tokens}, new("a", tokens, blocks)))
+        self.prints.plan(output({"a": tokens}, new("a", tokens, blocks)))
         if take:
             self.prints.take()
 
@@ -226,7 +231,7 @@ def load(
         tensor[blocks[-1]] += 1
         if writes and name != but:
             tensor[blocks[:-1]] += 1
-    engine.prints.plan(engine.wrapper, scheduled)
+    engine.prints.plan(scheduled)
     engine.prints.take()
 
 
@@ -237,7 +242,7 @@ def steps(engine: Engine, first: int, last: int, **more: Any) -> None:
         one.finished_req_ids = more.get("finished", set()) if step == last else set()
         AGENT.worker.step, AGENT.worker.watched = step, 0
         engine.prints.begins(one, step)
-        engine.prints.plan(engine.wrapper, one)
+        engine.prints.plan(one)
         engine.prints.take()
 
 
@@ -295,7 +300,7 @@ def test_blocks_reused_without_a_load_are_not_looked_at_again(trace: Any) -> Non
     engine = Engine()
     engine.step([1, 2, 3])
     AGENT.worker.step = STEP + 1
-    engine.prints.plan(engine.wrapper, output({"b": SIZE}, new("b", 12, [1, 2, 4], computed=8)))
+    engine.prints.plan(output({"b": SIZE}, new("b", 12, [1, 2, 4], computed=8)))
     engine.prints.take()
     steps(engine, STEP + 2, STEP + 4)
     assert again(trace) == []
@@ -397,7 +402,7 @@ def test_a_layer_on_another_one_s_bytes_has_none_of_its_own(trace: Any) -> None:
 def test_a_step_unwatched_or_without_a_seen_end_is_not_hashed(trace: Any) -> None:
     engine = Engine()
     AGENT.worker.step, AGENT.worker.watched = STEP, 0
-    engine.prints.plan(engine.wrapper, output({"a": 4}, new("a", 4, [1])))
+    engine.prints.plan(output({"a": 4}, new("a", 4, [1])))
     engine.prints.take()
     engine.step([1], take=False)
     engine.prints.drop()
@@ -445,7 +450,7 @@ def test_a_kv_cache_that_was_replaced_is_not_hashed(trace: Any) -> None:
 def test_an_unreadable_output_ends_the_fingerprints_alone(trace: Any) -> None:
     engine = Engine()
     AGENT.worker.step, AGENT.worker.watched = STEP, int(Flag.STORE)
-    engine.prints.plan(engine.wrapper, SimpleNamespace(scheduled_new_reqs=[1], scheduled_cached_reqs=[]))
+    engine.prints.plan(SimpleNamespace(scheduled_new_reqs=[1], scheduled_cached_reqs=[]))
     engine.step([1])
     assert read(trace) == [] and AGENT._failures == 1
 

@@ -1,7 +1,6 @@
 """Worker side: which step runs, what the worker owns, and when its records go to disk.
 
-Wraps ``WorkerWrapperBase`` (``vllm/v1/worker/worker_base.py`` from 0.11.1,
-``vllm/worker/worker_base.py`` before), which every executor calls.
+Wraps ``WorkerWrapperBase`` (``vllm/v1/worker/worker_base.py`` from 0.11.1), which every executor calls.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ def _wrap_execute(cls: Any) -> None:
                 if POLICY.account is not None:
                     POLICY.account.busy += t1 - t0
                 if scheduler_output.scheduled_new_reqs or not PRINTS.idle:
-                    PRINTS.plan(self, scheduler_output)
+                    PRINTS.plan(scheduler_output)
                 head = _EXEC | flags << 32 | AGENT.thread() << 48
                 requests = len(scheduler_output.num_scheduled_tokens)
                 AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, worker.padded))
@@ -208,18 +207,10 @@ def _end_of_step(raised: bool = False) -> None:
 
 # --- past the size limit: one record per hook and quiet step -------------------------------
 
-_layer_sets: dict[bytes, str] = {}
-"""The layers of calls, as the recorder gives them -> as QUIET records name them."""
-_MOST_SETS = 256
-
 
 def _sum(calls: CallSums) -> rows.QuietCalls:
     """The calls of one hook or op in a quiet step."""
-    layers = _layer_sets.get(calls.layers)
-    if layers is None:
-        if len(_layer_sets) >= _MOST_SETS:
-            _layer_sets.clear()
-        layers = _layer_sets[calls.layers] = json.dumps(sorted(set(array("q", calls.layers))))
+    layers = json.dumps(sorted(set(array("q", calls.layers))))
     detail = calls.detail & ~DETAIL_IS_OP | (DETAIL_IS_OP if calls.kind == Kind.OP else 0)
     return rows.QuietCalls(
         pack_head(Kind.QUIET, Role.WORKER, calls.code, detail),

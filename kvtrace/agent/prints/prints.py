@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
+from weakref import ref
 
 from kvtrace.agent.budget import BudgetAccount
 from kvtrace.agent.facts import describe
@@ -67,6 +68,10 @@ class _HashedLayer(NamedTuple):
     factor: int
 
 
+def _nobody() -> None:
+    """No worker."""
+
+
 @dataclass
 class _OnItsWay:
     """Fingerprints on their way from a device."""
@@ -83,8 +88,10 @@ class Prints:
         self._groups: list[list[_HashedLayer]] = []
         self._sizes: list[int] = []
         self._prompts = PromptBlocks()
-        self._planned: tuple[Any, StepBlocks] | None = None
-        """vLLM's worker, and what is hashed, the tensors not yet asked for."""
+        self._worker: Callable[[], Any] = _nobody
+        """Says vLLM's worker, as long as vLLM has it."""
+        self._planned: StepBlocks | None = None
+        """What is hashed, the tensors not yet asked for."""
         self._rechecks = Rechecks()
         self._waiting: deque[_OnItsWay] = deque()
         self._weights: dict[tuple[Any, int], Any] = {}
@@ -104,6 +111,7 @@ class Prints:
 
     def open(self, wrapper: Any, kv_cache_config: Any) -> None:
         """The worker's KV cache is made, and CACHES knows it."""
+        self._worker = ref(wrapper)
         self._groups, self._sizes, self._prompts, self._planned = [], [], PromptBlocks(), None
         self._waiting.clear()
         self._rechecks = Rechecks()
@@ -126,7 +134,7 @@ class Prints:
             whole = len(known) == len(layers) > 0 and type(spec).__name__ != "CrossAttentionSpec"
             self._groups.append(known if whole else [])
             self._sizes.append(size if whole and isinstance(size, int) else 0)
-        tensors_of = _tensors(wrapper, self._groups) or {}
+        tensors_of = self._tensors() or {}
         if not tensors_of:
             self._sizes = []
         elif config.copies:
@@ -140,7 +148,7 @@ class Prints:
 
     # --- steps ----------------------------------------------------------------------------
 
-    def plan(self, wrapper: Any, output: Any) -> None:
+    def plan(self, output: Any) -> None:
         """``execute_model`` is over: note which blocks it filled. They are hashed by :meth:`take`, when the
         step is over: a draft model still writes KV in between."""
         self._planned, self.idle = None, False
@@ -159,7 +167,7 @@ class Prints:
             return
         if filled:
             filled.sort(key=_GROUP)
-            self._planned = wrapper, StepBlocks(worker.step, filled, self._prompts.ids, _loaded(output), {})
+            self._planned = StepBlocks(worker.step, filled, self._prompts.ids, _loaded(output), {})
 
     def drop(self) -> None:
         """The end of the step was not seen: its blocks may have been given out again."""
@@ -168,7 +176,8 @@ class Prints:
     def begins(self, output: Any, step: int) -> None:
         """A step begins."""
         if self._rechecks.waiting and step:
-            if self._rechecks.unchanged or output.scheduled_new_reqs or _gives_more(output):
+            more = any(output.scheduled_cached_reqs.new_block_ids)  # blocks to requests that run
+            if self._rechecks.unchanged or output.scheduled_new_reqs or more:
                 self._recheck(lambda: self._rechecks.leaving(output, self._sizes))
             self._rechecks.step = step
 
@@ -209,28 +218,26 @@ class Prints:
         self._rechecks = Rechecks()
         AGENT.failed("fingerprints")
 
-    def _of_step(self, planned: tuple[Any, StepBlocks] | None) -> None:
+    def _of_step(self, planned: StepBlocks | None) -> None:
         self._settle()
-        found = None if planned is None else _tensors(planned[0], self._groups)
-        if planned is not None and found is not None:
-            self._take(planned[1]._replace(tensors=found))
+        if planned is not None:
+            self._take(planned)
 
     def _recheck(self, which: Callable[[], list[Filled]]) -> None:
-        def look() -> None:
-            found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
-            if all(tensor is not None for tensor in found.values()):
-                blocks = sorted(filled, key=_GROUP)
-                self._take(StepBlocks(self._rechecks.step, blocks, {}, {}, found, recheck=True))
-
         try:
-            filled = which()
+            filled = sorted(which(), key=_GROUP)
         except Exception:
             self._failed()
             return
         if filled:  # in few steps: what stands around a look costs as much as ten of the agent's other parts
-            self._safely(look)
+            again = StepBlocks(self._rechecks.step, filled, {}, {}, {}, recheck=True)
+            self._safely(lambda: self._take(again))
 
     def _take(self, planned: StepBlocks) -> None:
+        found = self._tensors()
+        if found is None:
+            return
+        planned = planned._replace(tensors=found)
         began, torch, filled = processor_clock(), sys.modules["torch"], planned.filled
         of_block = [sum(layer.nbytes for layer in layers) for layers in self._groups]
         nbytes = sum(len(one.blocks) * of_block[one.group] for one in filled)
@@ -297,6 +304,20 @@ class Prints:
                     layers = [self._groups[one.group][number].name for number in own]
                     numbers_of = of_group[one.group][first + low : first + high, own]
                     write_layers(planned.step, part, layers, numbers_of)
+
+    def _tensors(self) -> dict[_HashedLayer, Any] | None:
+        """The layers' KV tensors; None where one is no longer what it was, or lies on no known device."""
+        context = describe.get(self._worker(), "vllm_config.compilation_config.static_forward_context", {})
+        found: dict[_HashedLayer, Any] = {}
+        for layer in (layer for group in self._groups for layer in group):
+            held = tensors(getattr(context.get(layer.name), "kv_cache", None))
+            known = CACHES.layers.get(layer.name)
+            if len(held) != 1 or known is None or not _alike(tuple(held[0].shape), known.shape, layer.dim):
+                return None
+            if held[0].device.type not in _GATHERED:
+                return None
+            found[layer] = held[0]
+        return found
 
     # --- the hash -------------------------------------------------------------------------
 
@@ -379,33 +400,12 @@ def _lying_apart(layers: Sequence[_HashedLayer]) -> list[int]:
     ]
 
 
-def _tensors(wrapper: Any, layers: Sequence[Sequence[_HashedLayer]]) -> dict[_HashedLayer, Any] | None:
-    """The layers' KV tensors; None where one is no longer what it was, or lies on no known device."""
-    context = describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
-    found: dict[_HashedLayer, Any] = {}
-    for layer in (layer for group in layers for layer in group):
-        held = tensors(getattr(context.get(layer.name), "kv_cache", None))
-        known = CACHES.layers.get(layer.name)
-        if len(held) != 1 or known is None or not _alike(tuple(held[0].shape), known.shape, layer.dim):
-            return None
-        if held[0].device.type not in _GATHERED:
-            return None
-        found[layer] = held[0]
-    return found
-
-
 def _alike(shape: tuple[int, ...], known: tuple[int, ...], dim: int) -> bool:
     """Whether two views have the same blocks. MLA's layers keep theirs without the dimension of its one head,
     with which it was registered (vLLM 0.32.0)."""
     if shape[: dim + 1] != known[: dim + 1]:
         return False
     return [size for size in shape if size > 1] == [size for size in known if size > 1]
-
-
-def _gives_more(output: Any) -> bool:
-    """Whether a step gives blocks to requests that run."""
-    cached = output.scheduled_cached_reqs
-    return isinstance(cached, list) or any(cached.new_block_ids)
 
 
 def _loaded(output: Any) -> dict[str, int]:

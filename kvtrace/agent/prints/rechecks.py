@@ -140,8 +140,7 @@ def _given(output: Any, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         (new.block_ids, 0 if new.req_id in loading else new.num_computed_tokens)
         for new in output.scheduled_new_reqs
     ]
-    anew = (one.new_block_ids for one in cached) if isinstance(cached, list) else cached.new_block_ids
-    tables += [(table, 0) for table in anew if table]
+    tables += [(table, 0) for table in cached.new_block_ids if table]
     for table, computed in tables:
         for group, own in enumerate(groups_of(table)):
             yield from ((group, block) for block in own[computed // sizes[group] if sizes[group] else 0 :])

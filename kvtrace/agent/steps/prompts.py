@@ -112,10 +112,6 @@ def _ids(new: Any) -> Sequence[int]:
 
 def _running(cached: Any) -> Iterator[tuple[str, Any, bool, int]]:
     """(request, its new blocks or None, whether they are the whole table, tokens computed before)."""
-    if isinstance(cached, list):  # 0.8.5: an object a request
-        for one in cached:
-            yield one.req_id, one.new_block_ids, one.resumed_from_preemption, one.num_computed_tokens
-        return
     resumed = resumed_of(cached)
     columns = cached.req_ids, cached.new_block_ids, cached.num_computed_tokens
     for req_id, blocks, computed in zip(*columns, strict=True):
