@@ -169,8 +169,7 @@ def written(row: Target | Reads, version: str) -> list[str]:
     """A row as it is written in its table."""
     if isinstance(row, Reads):
         return [f'_reads("{row.module}", "{row.holder}", "{" ".join(row.names)}", since("{version}")),']
-    function, inner, _ = row.install.__qualname__.partition(".")
-    wrapper = f"{row.install.__module__.rpartition('.')[2]}.{function}{'(...)' if inner else ''}"
+    wrapper = f"{row.install.__module__.rpartition('.')[2]}.{row.install.__qualname__}"
     expects = "".join(f'        "{line}",\n' for line in row.expects)
     text = (
         f'Target(\n    "{new_id(row)}",\n    "{row.module}",\n    "{row.attr}",\n    since("{version}"),\n'

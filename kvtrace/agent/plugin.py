@@ -14,7 +14,6 @@ from kvtrace import CONFIG_VARIABLE
 
 _MODEL_INSPECTION = "vllm.model_executor.models.registry"
 _armed = False
-_active = False
 
 
 def arm() -> None:
@@ -42,11 +41,9 @@ def arm() -> None:
 
 def activate() -> None:
     """Called by vLLM without arguments, possibly more than once. Never raises."""
-    global _active
     arm()
-    if not _armed or _active:
+    if not _armed:
         return
-    _active = True
     try:
         from kvtrace.agent.state import AGENT
 

@@ -78,7 +78,7 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.config", "KVTransferConfig", "kv_connector kv_role kv_connector_extra_config"),
     _reads("vllm.config", "KVTransferConfig", "kv_connector_module_path engine_id", since("0.9.2")),
     _reads("vllm.config", "CUDAGraphMode", "NONE PIECEWISE FULL", since("0.10.2")),
-    _reads("vllm.engine.arg_utils", "EngineArgs", "compilation_config"),
+    _reads("vllm.engine.arg_utils", "EngineArgs", "compilation_config max_num_batched_tokens"),
     _reads("vllm.v1.engine", "EngineCoreRequest", "request_id"),
     _reads("vllm.v1.engine.core", "EngineCore", "step step_with_batch_queue"),
     _reads("vllm.v1.engine", "EngineCoreRequest", "external_req_id", since("0.14.1")),
@@ -139,7 +139,7 @@ READS: tuple[Reads, ...] = (
     ),
     _reads(
         "vllm.v1.worker.gpu_worker", "Worker",
-        "rank device model_runner load_model determine_available_memory compile_or_warm_up_model",
+        "rank model_runner load_model determine_available_memory compile_or_warm_up_model",
     ),
     _reads("vllm.v1.worker.gpu_worker", "Worker", "sample_tokens", since("0.11.1")),
     _reads("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", "", since("0.12.0")),

@@ -400,10 +400,10 @@ def where_raised(error: BaseException | None, called: Any = None) -> str:
     these arguments: where it is defined."""
     best = ""
     code = getattr(called, "__code__", None)
-    frames = traces.entries(error.__traceback__ if error is not None else None)
+    frames = list(traces.entries(error.__traceback__ if error is not None else None))
     if code is not None and all(is_ours(trace.tb_frame.f_code.co_filename) for trace in frames):
         return traces.place(code, code.co_firstlineno)
-    for trace in traces.entries(error.__traceback__ if error is not None else None):
+    for trace in frames:
         code = trace.tb_frame.f_code
         parts = code.co_filename.replace("\\", "/").split("/")
         of_vllm = "vllm" in parts and "kv_connector" not in parts

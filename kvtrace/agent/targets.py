@@ -170,7 +170,7 @@ TARGETS: tuple[Target, ...] = (
         f"{_LAYERS}.attention",
         "unified_attention_with_output",
         since("0.16.0"),
-        ops.wrap_direct_calls("unified_attention", "unified_attention_with_output"),
+        ops.wrap_direct_calls,
         _DIRECT_CALLS,
     ),
     Target(
@@ -178,7 +178,7 @@ TARGETS: tuple[Target, ...] = (
         "vllm.attention.layer",
         "unified_attention_with_output",
         since("0.15.0", "0.15.1"),
-        ops.wrap_direct_calls("unified_attention", "unified_attention_with_output"),
+        ops.wrap_direct_calls,
         _DIRECT_CALLS,
     ),
 )
@@ -216,5 +216,5 @@ def install_all() -> None:
 
 
 def _report(target: Target, status: str, detail: str) -> None:
-    fact = facts.TargetFact(target.id, target.module, target.attr, status, detail, target.versions)
+    fact = facts.TargetFact(target.id, target.module, target.attr, status, detail)
     AGENT.fact(fact, Role.FRONT, standing=target.id)

@@ -47,7 +47,6 @@ _OF_CONNECTORS = (
 )  # fmt: skip
 _NUMBERS: dict[Kind, tuple[str, ...]] = {
     Kind.HOOK: ("slots", "entries"),
-    Kind.OP: ("tokens",),
     Kind.STEP: ("tokens", "requests", "new_requests"),
     Kind.CHUNK: ("start", "tokens", "prompt"),
     Kind.REQUEST: ("prompt", "max_tokens"),

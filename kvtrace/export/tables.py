@@ -75,7 +75,7 @@ EVENTS = TableSpec(
         ColumnSpec("flags", TEXT, "", "of the record, in small letters, with a blank between them"),
         ColumnSpec("slots", INT, "slots", "hook, meta: that the metadata names; effect: that were copied"),
         ColumnSpec("entries", INT, "", "hook: metadata entries of its direction that were bound"),
-        ColumnSpec("tokens", INT, "tokens", "computed or spoken of: op, step, chunk, meta, exec"),
+        ColumnSpec("tokens", INT, "tokens", "computed or spoken of: step, chunk, meta, exec"),
         ColumnSpec("requests", INT, "", "step, exec: requests in it"),
         ColumnSpec("new_requests", INT, "", "step: of these, new ones"),
         ColumnSpec("preempted", INT, "", "step: requests whose blocks were taken back"),

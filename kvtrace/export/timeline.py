@@ -203,7 +203,7 @@ def _told(row: Any, names: Names, keys: Iterable[str]) -> dict[str, Value]:
 
 _CALLS: Mapping[Kind, tuple[str, tuple[str, ...]]] = {
     Kind.HOOK: ("hook", ("layer", "step", "slots", "entries", "connector", "flags", "error")),
-    Kind.OP: ("op", ("layer", "step", "tokens", "mode", "skip", "direct", "flags")),
+    Kind.OP: ("op", ("layer", "step", "mode", "skip", "direct", "flags")),
     Kind.STEP: ("schedule", ("step", "tokens", "requests", "new_requests", "preempted")),
     Kind.EXEC: ("execute_model", ("step", "tokens", "requests", "mode", "padded", "flags")),
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -47,7 +46,7 @@ def look(run_dir: Path, began_wall_ns: int = 0) -> RestFile:
             continue
     files = tuple(_resting(name, way) for name, way in list(names.items())[:_MOST_FILES])
     older = tuple(_older(files, began_wall_ns))
-    return RestFile(looked_wall_ns=time.time_ns(), files=files, older=older)
+    return RestFile(files=files, older=older)
 
 
 def _older(files: Iterable[RestingFile], began_wall_ns: int) -> Iterator[OlderFiles]:
@@ -106,7 +105,7 @@ def _resting(name: str, way: int) -> RestingFile:
         return RestingFile(name, exists=False)
     except OSError:
         return RestingFile(name)
-    return RestingFile(name, True, found.st_size + _log_of(path, way), found.st_mtime_ns)
+    return RestingFile(name, True, found.st_size + _log_of(path, way))
 
 
 def _log_of(path: str, way: int) -> int:

@@ -395,8 +395,6 @@ def _layer_calls(rank: RankStep, layer: str) -> list[tuple[str, str]]:
             parts.append(duration(call.total_ns / 1e9))
         if call.calls > 1 and not call.summed:
             parts.append(f"{count(call.calls)} times")
-        if call.tokens >= 0:
-            parts.append(plural(call.tokens, "row"))
         parts += _notes([call])
         found.append((label, " · ".join(parts)))
     return found or [(label, "no op and no hook of this layer ran")]

@@ -48,7 +48,6 @@ class HookCalls:
     at_ns: int
     total_ns: int
     slots: int = -1  # hooks: slots of this direction in the whole step's metadata
-    tokens: int = -1  # ops: rows of the query
     raised: bool = False
     no_metadata: bool = False
     summed: bool = False  # collapsed past the spool's size limit: times are of all layers together

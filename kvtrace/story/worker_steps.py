@@ -104,7 +104,6 @@ class _WorkerStep:
         if marks & Flag.CAPTURE:
             return
         call = self._call(row, "op", self._names.get(row.layer, ""), row.t1 - row.t0)
-        call.tokens = max(call.tokens, row.tokens)
         call.raised |= bool(marks & Flag.RAISED)
         call.direct |= rows.detail(row.head) == Dispatch.DIRECT
         call.skip = Skip(row.skip).name if row.skip in Skip._value2member_map_ else f"SKIP_{row.skip}"

@@ -622,8 +622,7 @@ static PyObject *hook_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
     if (nargs != (c->ids == NULL ? 1 : 2) || ended(t, args[0], w + 1) || thread_index(c, t, &index) ||
         held_word(c->slot + STEP, w + 3) || (c->ids != NULL && layer_id(c, args[1], w + 4)) ||
         (c->slot[BOUND_SLOTS].holder != NULL && held_word(c->slot + BOUND_SLOTS, w + 5)) ||
-        (c->slot[BOUND_ENTRIES].holder != NULL && held_word(c->slot + BOUND_ENTRIES, w + 6)) ||
-        (c->slot[MODE].holder != NULL && held_word(c->slot + MODE, w + 7)))
+        (c->slot[BOUND_ENTRIES].holder != NULL && held_word(c->slot + BOUND_ENTRIES, w + 6)))
         goto otherwise;
     w[0] = c->head | index;
     if (note(c, w)) goto otherwise;
@@ -634,14 +633,14 @@ otherwise:
     Py_RETURN_FALSE;
 }
 
-static PyObject *string_shape, *string_value;
+static PyObject *string_value;
 
-/* call.end(token, layer name, rows or None), of an op. */
+/* call.end(token, layer name), of an op. */
 static PyObject *op_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
     Thread *t = &mine;
-    int64_t w[WORDS] = {0, 0, now(), 0, 0, -1, 0, c->skip}, index, depth;
+    int64_t w[WORDS] = {0, 0, now(), 0, 0, 0, 0, c->skip}, index, depth;
     PyObject *layer = NULL, *hooked = c->slot[HOOKED].holder == NULL ? NULL : held(c->slot + HOOKED);
-    if (nargs != 3 || ended(t, args[0], w + 1) || thread_index(c, t, &index) || held_word(c->slot + STEP, w + 3) ||
+    if (nargs != 2 || ended(t, args[0], w + 1) || thread_index(c, t, &index) || held_word(c->slot + STEP, w + 3) ||
         w[3] == 0 || held_word(c->slot + MODE, w + 6) || w[6] < 0 || w[6] >= c->modes ||
         held_word(c->slot + DIRECT_DEPTH, &depth))
         goto otherwise;
@@ -650,13 +649,6 @@ static PyObject *op_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
     if (c->slot[HOOKED].holder != NULL && hooked != layer &&
         (hooked == NULL || !PyUnicode_Check(hooked) || PyUnicode_Compare(hooked, layer)))
         goto otherwise;
-    if (args[2] != Py_None) {
-        PyObject *shape = PyObject_GetAttr(args[2], string_shape); /* a third of the time that size(0) takes */
-        PyObject *size = shape == NULL ? NULL : PySequence_GetItem(shape, 0);
-        int failed = size == NULL || word_of(size, w + 5);
-        Py_XDECREF(shape); Py_XDECREF(size);
-        if (failed) goto otherwise;
-    }
     w[0] = (depth ? c->direct : c->head) | index;
     if (note(c, w)) goto otherwise;
     if (c->slot[HOOKED].holder != NULL) set_hooked(c, Py_None);
@@ -674,13 +666,12 @@ static PyObject *Call_end(Call *c, PyObject *const *args, Py_ssize_t nargs) {
 
 static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *keys[] = {"agent", "side", "head", "threads", "switches", "ids", "slots", "entries", "hooked",
-        "direct", "skip", "modes", "extra", NULL};
+        "direct", "skip", "modes", NULL};
     PyObject *agent, *side, *threads, *switches, *ids = Py_None, *slots = Py_None, *entries = Py_None,
                                                  *hooked = Py_None;
     long long head, direct = 0, skip = 0, modes = -1;
-    const char *extra = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLOO!|OOOOLLLs", keys, &agent, &side, &head, &threads,
-            &PyTuple_Type, &switches, &ids, &slots, &entries, &hooked, &direct, &skip, &modes, &extra))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLOO!|OOOOLLL", keys, &agent, &side, &head, &threads,
+            &PyTuple_Type, &switches, &ids, &slots, &entries, &hooked, &direct, &skip, &modes))
         return NULL;
     int of_op = modes >= 0;
     if (PyTuple_GET_SIZE(switches) > MOST_SWITCHES || (ids == Py_None ? of_op : !PyDict_CheckExact(ids))) {
@@ -693,7 +684,7 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     c->agent = Py_NewRef(agent); c->threads = Py_NewRef(threads);
     c->ids = ids == Py_None ? NULL : Py_NewRef(ids);
     PyObject *row = Py_BuildValue(
-        "(sOOOzz)", "step", slots, entries, hooked, of_op ? "mode" : extra, of_op ? "direct_depth" : NULL);
+        "(sOOOzz)", "step", slots, entries, hooked, of_op ? "mode" : NULL, of_op ? "direct_depth" : NULL);
     int failed = row == NULL;
     for (int n = 0; !failed && n < 6; n++)
         if (PyTuple_GET_ITEM(row, n) != Py_None) failed = find_slot(c->slot + n, side, PyTuple_GET_ITEM(row, n));
@@ -725,7 +716,7 @@ static PyMethodDef call_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))Call_begin, METH_FASTCALL,
         "begin(): a token; None, and no clock, where one of the switches is not None."},
     {"end", (PyCFunction)(void (*)(void))Call_end, METH_FASTCALL,
-        "end(token), end(token, layer), of an op end(token, layer, rows): adds the record.\n\n"
+        "end(token), of a layer's hook and an op end(token, layer): adds the record.\n\n"
         "False where that is for the caller: a layer that is not known yet, an unusual op."},
     {NULL},
 };
@@ -733,7 +724,7 @@ static PyMethodDef call_methods[] = {
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kvtrace.trace._recorder.Call",
     .tp_doc = "Call(agent, side, head, threads, switches, ids=None, slots=None, entries=None, hooked=None,\n"
-              "direct=0, skip=0, modes=-1, extra=None): the calls of a hook or, where modes is given, of an op. A\n"
+              "direct=0, skip=0, modes=-1): the calls of a hook or, where modes is given, of an op. A\n"
               "switch is an object and the name of a slot.",
     .tp_basicsize = sizeof(Call), .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .tp_new = Call_new,
     .tp_dealloc = (destructor)Call_dealloc, .tp_traverse = (traverseproc)Call_traverse, .tp_methods = call_methods,
@@ -781,9 +772,8 @@ static const struct { const char *name; int value; } constants[] = {
 
 PyMODINIT_FUNC PyInit__recorder(void) {
     make_crc_table();
-    string_shape = PyUnicode_InternFromString("shape");
     string_value = PyUnicode_InternFromString("value");
-    if (!string_shape || !string_value || PyType_Ready(&StoreType) || PyType_Ready(&CallType) ||
+    if (!string_value || PyType_Ready(&StoreType) || PyType_Ready(&CallType) ||
         pthread_atfork(NULL, NULL, in_child))
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     PyObject *module = PyModule_Create(&definition);

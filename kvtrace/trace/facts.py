@@ -75,7 +75,6 @@ class TargetFact(Document):
     attr: str = ""
     status: str = "pending"
     detail: str = ""
-    versions: str = ""
 
 
 NOT_OF_TOKENS: Mapping[str, Literal["state", "encoder", "none"]] = {
@@ -172,7 +171,6 @@ class WorkerFact(Document):
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.WORKER
 
-    tag: int = 0
     ordinal: int = 0
     rank: int = 0
     tp_rank: int | None = None
@@ -223,7 +221,7 @@ class ConnectorFact(Document):
 
 @dataclass(frozen=True)
 class EngineArgsFact(Document):
-    """Engine arguments that differ from their class default."""
+    """Engine arguments that differ from their default, of those that an analysis asks for."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.ENGINE_ARGS
 
@@ -373,10 +371,7 @@ class DeviceTimingFact(Document):
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.DEVICE
 
-    mode: str = ""
-    budget: float = 0.0
     on: bool | None = None
-    pairs: int = 0
     why: str = ""
 
 
@@ -495,8 +490,6 @@ class LoadErrorsFact(Document):
     CODE: ClassVar[fmt.Fact] = fmt.Fact.LOAD_ERRORS
 
     request: str = ""
-    step: int = 0
-    group: int = 0
     loaded: bool = False
     places: tuple[int, ...] = ()
     layers: tuple[str, ...] = ()
@@ -508,11 +501,10 @@ class LoadErrorsFact(Document):
 @dataclass(frozen=True)
 class CacheResetFact(Document):
     """vLLM asked the outermost connector to forget what it stored (``reset_cache``), and it did not say that
-    it could not. ``connector``: its index; ``step``: the last one that was scheduled before."""
+    it could not. ``step``: the last one that was scheduled before."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.CACHE_RESET
 
-    connector: int = 0
     step: int = 0
 
 
@@ -523,11 +515,6 @@ AnyFact = (
     | CacheResetFact
 )  # fmt: skip
 FACTS: dict[fmt.Fact, type[AnyFact]] = {kind.CODE: kind for kind in get_args(AnyFact)}
-
-
-def fact_of(code: fmt.Fact, value: Mapping[str, Any]) -> AnyFact:
-    """The typed document of a FACT record."""
-    return FACTS[code].from_json(value)
 
 
 # --- types at the border --------------------------------------------------------------------

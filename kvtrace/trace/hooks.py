@@ -87,7 +87,7 @@ BIND_METADATA = Hook(
 )  # fmt: skip
 START_LOAD = Hook(
     "start_load_kv", 3, Role.WORKER, Per.STEP, Flag.LOAD, Watch.COPY,
-    timed=True, in_step=True, reads_metadata=True, needs=((0, "forward_context"),),
+    timed=True, in_step=True, reads_metadata=True,
 )  # fmt: skip
 WAIT_LAYER = Hook(
     "wait_for_layer_load", 4, Role.WORKER, Per.LAYER, Flag.LOAD, Watch.COPY,

@@ -130,7 +130,7 @@ class Spool:
             version, record_size, length, crc = fmt.unpack_header_block(block)
         except ValueError as error:
             raise SpoolError(f"{self.path}: {error}") from None
-        if not fmt.OLDEST <= version <= fmt.VERSION:
+        if version != fmt.VERSION:
             raise SpoolError(
                 f"{self.path}: spool format {version}, this kvtrace reads {fmt.VERSION}: "
                 "use the kvtrace that recorded it"
@@ -331,7 +331,7 @@ class Spool:
 
     def documents(self) -> Documents:
         """The facts read so far, typed."""
-        return [(t, facts.fact_of(fact, value)) for fact, t, value in self.facts]
+        return [(t, facts.FACTS[fact].from_json(value)) for fact, t, value in self.facts]
 
     def _read(self, **more: Any) -> None:
         self._info = replace(self._info, **more)

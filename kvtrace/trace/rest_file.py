@@ -28,7 +28,6 @@ class RestingFile(Document):
     path: str = ""
     exists: bool | None = None
     size: int | None = None
-    mtime_ns: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,9 @@ class OlderFiles(Document):
 
 @dataclass(frozen=True)
 class RestFile(Document):
-    """``looked_wall_ns``: when; None where nobody looked."""
+    """``older``: one a directory."""
 
     schema: str = SCHEMA
-    looked_wall_ns: int | None = None
     files: tuple[RestingFile, ...] = ()
     older: tuple[OlderFiles, ...] = ()
 

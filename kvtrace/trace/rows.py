@@ -72,9 +72,8 @@ class HookCall(NamedTuple):
     """One call of a connector's hook. code: of :mod:`~kvtrace.trace.hooks`, detail: the connector's index.
 
     ``slots``, ``entries``: what the metadata bound at that moment declares for this hook's direction, over
-    the whole step. ``extra``: load slots for bind_connector_metadata; the graph mode for start_load_kv;
-    numbers of ids for get_finished (sending << 32 | receiving), of blocks for
-    get_block_ids_with_load_errors; the name of the exception's type where Flag.RAISED.
+    the whole step. ``extra``: of get_block_ids_with_load_errors the number of blocks; the name of the
+    exception's type where Flag.RAISED.
     """
 
     head: Word
@@ -90,8 +89,8 @@ class HookCall(NamedTuple):
 class OpCall(NamedTuple):
     """One run of an attention or KV-cache update body. code: of :mod:`~kvtrace.trace.ops`, detail: Dispatch.
 
-    ``tokens``: rows of the query (padded batch). ``mode``: CUDA-graph mode of the forward context (0 NONE,
-    1 PIECEWISE, 2 FULL, -1 unknown). ``skip``: Skip.
+    ``mode``: CUDA-graph mode of the forward context (0 NONE, 1 PIECEWISE, 2 FULL, -1 unknown). ``skip``:
+    Skip.
     """
 
     head: Word
@@ -99,7 +98,7 @@ class OpCall(NamedTuple):
     t1: Word
     step: Word
     layer: Word
-    tokens: Word
+    spare5: Word
     mode: Word
     skip: Word
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent.engine import ops
+from kvtrace.agent.engine import front, ops
 from kvtrace.agent.facts.connector_facts import says_piecewise
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.steps import graphs
@@ -89,13 +89,13 @@ def test_a_replay_without_a_forward_context_is_full(trace: Any, desc: Any) -> No
     assert worker.mode == -1
 
 
-def test_each_run_of_a_body_says_layer_rows_mode_and_hook(trace: Any) -> None:
+def test_each_run_of_a_body_says_layer_mode_and_hook(trace: Any) -> None:
     def unified_attention_with_output(query: Any, layer_name: Any) -> str:
         if query is bad:
             raise ValueError
         return "out"
 
-    query, bad = SimpleNamespace(shape=(24, 8)), SimpleNamespace(shape=(8, 8))
+    query, bad = "good", "bad"
     opaque = SimpleNamespace(value="b")  # as vLLM wraps the name for torch.compile
     attention = ops.traced_body(unified_attention_with_output, calls_hook=True)
     unified_attention_with_output.__name__ = "unified_kv_cache_update"
@@ -120,13 +120,13 @@ def test_each_run_of_a_body_says_layer_rows_mode_and_hook(trace: Any) -> None:
         row
         for layer in ("a", "b", "a")
         for row in (
-            (op_table.KV_CACHE_UPDATE.code, 5, names[layer], 24, 1, no_site),
-            (op_table.ATTENTION_WITH_OUTPUT.code, 5, names[layer], 24, 1, hooked),
+            (op_table.KV_CACHE_UPDATE.code, 5, names[layer], 0, 1, no_site),
+            (op_table.ATTENTION_WITH_OUTPUT.code, 5, names[layer], 0, 1, hooked),
         )
     ] + [
-        (op_table.ATTENTION_WITH_OUTPUT.code, 5, names["a"], -1, 1, unhooked),
-        (op_table.KV_CACHE_UPDATE.code, 5, names["a"], 24, 1, no_site),
-        (op_table.KV_CACHE_UPDATE.code, 5, names["a"], 8, 1, no_site),
+        (op_table.ATTENTION_WITH_OUTPUT.code, 5, names["a"], 0, 1, unhooked),
+        (op_table.KV_CACHE_UPDATE.code, 5, names["a"], 0, 1, no_site),
+        (op_table.KV_CACHE_UPDATE.code, 5, names["a"], 0, 1, no_site),
     ]
     assert detail(said[:, 0]).tolist() == [Dispatch.DISPATCHER] * 7 + [Dispatch.DIRECT, Dispatch.DISPATCHER]
     assert flags(said[:, 0]).tolist() == [0] * 8 + [Flag.RAISED]
@@ -189,11 +189,12 @@ def test_the_first_step_tells_the_mode_and_later_captures_show(
 
 def test_what_the_command_asks_for() -> None:
     for config in (SimpleNamespace(cudagraph_mode=Mode.FULL), {"cudagraph_mode": "FULL"}):
-        assert graphs.asked(SimpleNamespace(compilation_config=config)) == {
+        assert front.asked(SimpleNamespace(compilation_config=config)) == {
             "compilation_config.cudagraph_mode": "FULL"
         }
     for nothing in (SimpleNamespace(cudagraph_mode=None), {}, None, 3):
-        assert graphs.asked(SimpleNamespace(compilation_config=nothing)) == {}
+        assert front.asked(SimpleNamespace(compilation_config=nothing)) == {}
+    assert front.asked(SimpleNamespace(max_num_batched_tokens=64)) == {"max_num_batched_tokens": 64}
 
 
 def test_the_connector_is_asked_with_a_copy() -> None:

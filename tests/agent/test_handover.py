@@ -38,7 +38,7 @@ def recorded(trace) -> list[HandOverFact]:
 
 
 def test_the_ids_that_a_request_brings(trace):
-    handover.came_with(SimpleNamespace(request_id="req-2", kv_transfer_params=OF_A_PREFILL))
+    handover.record("req-2", OF_A_PREFILL)
     ids = {"remote_engine_id": "engine-a", "remote_request_id": "req-1"}
     assert recorded(trace) == [HandOverFact("req-2", False, ids, ("do_remote_prefill",))]
 
@@ -57,8 +57,8 @@ def test_the_ids_that_the_connector_returns(trace):
      {"transfer_id": ""}, {1: True}, {"transfer_id": "x" * 300}, {"transfer_id": None}],
 )  # fmt: skip
 def test_what_holds_no_such_id_leaves_no_record(trace, params):
-    handover.came_with(SimpleNamespace(request_id="r", kv_transfer_params=params))
-    handover.came_with(SimpleNamespace(request_id="r"))
+    handover.record("r", params)
+    handover.record("r", None)
     assert recorded(trace) == []
 
 
@@ -69,7 +69,7 @@ def test_ids_in_a_part_of_the_parameters_and_numbers(trace):
         "handle": "cmpl-8210cf913cdd01ae-0-9d9fe5a5",
         "key": "sk-12345678",
     }
-    handover.came_with(SimpleNamespace(request_id="r", kv_transfer_params=params))
+    handover.record("r", params)
     (fact,) = recorded(trace)
     handle = {"handle": "cmpl-8210cf913cdd01ae-0-9d9fe5a5"}
     assert fact.ids == {"remote_prefiller.kv_request_id": "7", "disagg_spec.req_id": "q", **handle}
@@ -77,8 +77,8 @@ def test_ids_in_a_part_of_the_parameters_and_numbers(trace):
 
 def test_flags_tell_a_connector_of_this_request(trace):
     params = {"lmcache.skip_save": True, "store": False, "ttl": 5, "do_remote_prefill": False}
-    handover.came_with(SimpleNamespace(request_id="r", kv_transfer_params=params))
-    handover.came_with(SimpleNamespace(request_id="s", kv_transfer_params={f"f{i}": True for i in range(99)}))
+    handover.record("r", params)
+    handover.record("s", {f"f{i}": True for i in range(99)})
     one, many = recorded(trace)
     assert one.flags == {"lmcache.skip_save": True, "store": False} and not one.asks
     assert len(many.flags) == 8
@@ -86,7 +86,7 @@ def test_flags_tell_a_connector_of_this_request(trace):
 
 def test_a_parameter_of_many_ids_is_cut(trace):
     many = {f"n{i}_transfer_id": "x" for i in range(1000)}
-    handover.came_with(SimpleNamespace(request_id="r", kv_transfer_params=many))
+    handover.record("r", many)
     (fact,) = recorded(trace)
     assert len(fact.ids) == 16
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvtrace.agent.engine import scheduler
-from kvtrace.agent.steps.prefixes import MAX_PREFIXES, Beginnings, digests, key_of, tokens_of
+from kvtrace.agent.steps.prefixes import MAX_PREFIXES, digests, key_of, tokens_of
 from kvtrace.trace.format import Kind
 
 KEY = b"k" * 16
@@ -36,16 +36,6 @@ def test_longer_strides_of_long_prompts_meet_those_of_short():
     assert (long.stride, short.stride) == (64, 32)
     assert max(len(long.prefixes), len(short.prefixes)) <= MAX_PREFIXES
     assert short.prefixes[1::2] == long.prefixes[: len(short.prefixes) // 2]
-
-
-def test_a_growing_prompt_has_the_digests_of_a_whole_one() -> None:
-    tokens = list(range(16 * 700))
-    growing = Beginnings(16, KEY)
-    found = [one for end in (5, 40, 40, 47, 48, 16 * 700) for one in growing.next(tokens[:end])]
-    assert found == [(end, direct(tokens[:end])) for end, _ in found]
-    ends = [end for end, _ in found]
-    assert ends[:256] == list(range(16, 16 * 257, 16)) and ends[256:] == list(range(16 * 258, 16 * 701, 32))
-    assert Beginnings(0, KEY).next(tokens) == []
 
 
 def test_another_key_gives_other_digests_no_tokens_none():

@@ -69,10 +69,9 @@ def test_saves_and_loads_say_what_the_metadata_names(trace: Any, bound: bool) ->
     connector = in_a_step(Answering())
     mark = 0 if bound else int(Flag.NO_METADATA)
     AGENT.worker.bound = bound
-    for mode in (1, 0):  # of another graph mode than the step's: it says its own
-        connector.start_load_kv(SimpleNamespace(cudagraph_runtime_mode=mode))
+    connector.start_load_kv(None)
     connector.wait_for_save()
-    assert said(trace, hooks.START_LOAD) == [(mark, STEP, 3, 1, 1), (mark, STEP, 3, 1, 0)]
+    assert said(trace, hooks.START_LOAD) == [(mark, STEP, 3, 1, 0)]
     assert said(trace, hooks.WAIT_SAVE) == [(mark, STEP, 7, 2, 0)]
 
 
@@ -94,8 +93,8 @@ def test_what_finished_is_told(trace: Any) -> None:
     connector.get_finished(set())
     connector.get_transfer_results(set())
     connector.get_block_ids_with_load_errors()
-    assert said(trace, hooks.GET_FINISHED) == [(0, STEP, -1, -1, 2 << 32 | 1)]
-    assert said(trace, hooks.TRANSFER_RESULTS) == [(0, STEP, -1, -1, 1)]
+    assert said(trace, hooks.GET_FINISHED) == [(0, STEP, -1, -1, 0)]
+    assert said(trace, hooks.TRANSFER_RESULTS) == [(0, STEP, -1, -1, 0)]
     assert said(trace, hooks.LOAD_ERRORS) == [(0, STEP, -1, -1, 2)]
     assert len(trace.table(Kind.DONE)) == 4
 

@@ -25,7 +25,7 @@ OBJECTS = {
 }  # fmt: skip
 NOT_VLLM = {
     "__code__", "__dataclass_fields__", "__dict__", "__file__", "__func__", "__name__", "__self__",
-    "_value_", "beginnings", "busy", "compiler", "cuda", "get", "is_compiling", "is_current_stream_capturing",
+    "_value_", "busy", "compiler", "cuda", "get", "is_compiling", "is_current_stream_capturing",
     "name", "prefilling", "prompt", "sessions", "step", "tables", "tag",
 }  # fmt: skip
 """Names of Python's, torch's and the agent's own objects."""

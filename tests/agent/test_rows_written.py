@@ -472,10 +472,10 @@ hook(
     "a layer's load", hooks.WAIT_LAYER, lambda: on_worker().wait_for_layer_load("layer.1"), "layer.1", 3, 1, 0
 )
 hook("the step's save", hooks.WAIT_SAVE, lambda: on_worker().wait_for_save(), "", 7, 2, 0)
-hook("the step's load", hooks.START_LOAD, start_load, "", 3, 1, 2)
-hook("metadata bound", hooks.BIND_METADATA, on_worker, "", 7, 2, 3)
+hook("the step's load", hooks.START_LOAD, start_load, "", 3, 1, 0)
+hook("metadata bound", hooks.BIND_METADATA, on_worker, "", 7, 2, 0)
 hook("metadata cleared", hooks.CLEAR_METADATA, lambda: on_worker().clear_connector_metadata(), "", -1, -1, 0)
-hook("finished", hooks.GET_FINISHED, lambda: on_worker().get_finished(set()), "", -1, -1, 3 << 32 | 1)
+hook("finished", hooks.GET_FINISHED, lambda: on_worker().get_finished(set()), "", -1, -1, 0)
 hook("load errors", hooks.LOAD_ERRORS, lambda: on_worker().get_block_ids_with_load_errors(), "", -1, -1, 3)
 hook("a hook that raised", hooks.SAVE_LAYER, raising_save, "layer.0", -1, -1, "ValueError", flags=Flag.RAISED)
 hook("a lookup's hook", hooks.LOOKUP, look_up, "", 64, 1, 0, Role.SCHEDULER, Flag.ASYNC)
@@ -485,7 +485,7 @@ hook("the metadata's hook", hooks.BUILD_METADATA, build_metadata, "", 8, 1, 0, R
 # --- ops, steps, requests
 
 OP: dict[str, Any] = {
-    "t0": NOW, "t1": NOW, "step": STEP, "layer": "layer.0", "tokens": 24, "mode": 1,
+    "t0": NOW, "t1": NOW, "step": STEP, "layer": "layer.0", "mode": 1,
     "skip": Skip.NOT_A_HOOK_SITE, "code": op_table.KV_CACHE_UPDATE.code,
 }  # fmt: skip
 case("an op", Kind.OP, attention, **OP)

@@ -436,7 +436,7 @@ class Sim:
         w = self.workers[rank]
         ident = w.name(layer)
         head = pack_head(Kind.OP, Role.WORKER, ATTENTION.code, flags=flags)
-        w.add(*rows.OpCall(head, self.clock(), self.clock(), step, ident, tokens=1, mode=0, skip=skip))
+        w.add(*rows.OpCall(head, self.clock(), self.clock(), step, ident, 0, mode=0, skip=skip))
 
     def effect(
         self, rank: int, step: int, layer: int | None, slots: int, *, size: int = 0, files: int = 0,
@@ -505,7 +505,7 @@ class Sim:
                     dispatch = Dispatch.DIRECT if fate.direct else Dispatch.DISPATCHER
                     head = pack_head(Kind.OP, Role.WORKER, ATTENTION.code, dispatch)
                     times = (self.clock(), self.clock())
-                    w.add(*rows.OpCall(head, *times, step, ident, tokens, fate.mode, skip))
+                    w.add(*rows.OpCall(head, *times, step, ident, 0, fate.mode, skip))
                     if hooked:
                         raised = (rank, i) in fate.raising
                         self.hook(rank, "save_kv_layer", step, layer, slots, len(entries),

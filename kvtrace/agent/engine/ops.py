@@ -34,7 +34,7 @@ def _kvt_wrapper({parameters}):
     try:
         _kvt_result = _kvt_body({arguments})
     except BaseException as _kvt_error:
-        _kvt_done(_kvt_t0, _kvt_clock(), layer_name, {rows}, _kvt_raised)
+        _kvt_done(_kvt_t0, _kvt_clock(), layer_name, _kvt_raised)
         _kvt_step_out(_kvt_error)
         raise
     _kvt_t1 = _kvt_clock()
@@ -44,13 +44,13 @@ def _kvt_wrapper({parameters}):
             _kvt_agent.add((
                 (_kvt_direct if _kvt_worker.direct_depth else _kvt_dispatched)
                 | _kvt_threads[_kvt_ident()] << 48,
-                _kvt_t0, _kvt_t1, _kvt_worker.step, _kvt_ids[_kvt_layer], {size}, _kvt_worker.mode, {skip},
+                _kvt_t0, _kvt_t1, _kvt_worker.step, _kvt_ids[_kvt_layer], 0, _kvt_worker.mode, {skip},
             ))
             {after}
             return _kvt_result
     except Exception:
         pass  # a layer not met before: recorded below
-    _kvt_done(_kvt_t0, _kvt_t1, layer_name, {rows}, 0)
+    _kvt_done(_kvt_t0, _kvt_t1, layer_name, 0)
     return _kvt_result
 """
 # The same where the recorder in C is there.
@@ -60,11 +60,11 @@ def _kvt_wrapper({parameters}):
     try:
         _kvt_result = _kvt_body({arguments})
     except BaseException as _kvt_error:
-        _kvt_done(_kvt_begun(_kvt_at), _kvt_clock(), layer_name, {rows}, _kvt_raised)
+        _kvt_done(_kvt_begun(_kvt_at), _kvt_clock(), layer_name, _kvt_raised)
         _kvt_step_out(_kvt_error)
         raise
-    if not _kvt_end(_kvt_at, layer_name, {rows}):
-        _kvt_done(_kvt_begun(_kvt_at), _kvt_clock(), layer_name, {rows}, 0)
+    if not _kvt_end(_kvt_at, layer_name):
+        _kvt_done(_kvt_begun(_kvt_at), _kvt_clock(), layer_name, 0)
     return _kvt_result
 """
 # In a step whose graph mode is known and not FULL, nothing has to be asked.
@@ -81,7 +81,7 @@ class _Body:
         self.direct = pack_head(Kind.OP, Role.WORKER, op.code, Dispatch.DIRECT)
         self._capturing = graphs.capturing_probe()
 
-    def done(self, t0: int, t1: int, layer_name: Any, rows: Any, flags: int) -> None:
+    def done(self, t0: int, t1: int, layer_name: Any, flags: int) -> None:
         worker = AGENT.worker
         try:
             layer = layer_name if layer_name.__class__ is str else layer_name.value
@@ -98,11 +98,10 @@ class _Body:
                 # A replay of a FULL graph runs no body: what runs one is a capture, or no replay.
                 flags |= Flag.CAPTURE
             head = self.direct if worker.direct_depth else self.dispatched
-            size = -1 if rows is None else rows.shape[0]
             AGENT.add(
                 (
                     head | flags << 32 | AGENT.thread() << 48,
-                    t0, t1, worker.step, AGENT.id(layer), size, worker.mode, skip,
+                    t0, t1, worker.step, AGENT.id(layer), 0, worker.mode, skip,
                 )
             )  # fmt: skip
         except Exception:
@@ -135,7 +134,6 @@ def traced_body(body: Callable[..., Any], *, calls_hook: bool) -> Callable[..., 
     if op is None:
         return body
     made = _Body(op, calls_hook)
-    rows = next((n for n in ("query", "q", "key", "kv_c_normed") if n in _parameters(body)), "None")
     names = {
         "_kvt_clock": clock,
         "_kvt_str": str,
@@ -166,8 +164,6 @@ def traced_body(body: Callable[..., Any], *, calls_hook: bool) -> Callable[..., 
         template = _COMPILED
     fills = {
         "guard": "" if _opaque_platform() else _COMPILE_GUARD,
-        "rows": rows,
-        "size": "-1" if rows == "None" else f"{rows}.shape[0]",
         "ordinary": f"{hooked} and {_KNOWN_MODE}" if calls_hook else _KNOWN_MODE,
         "skip": str(skip),
         "after": "_kvt_worker.hooked_layer = None" if calls_hook else "pass",
@@ -176,11 +172,6 @@ def traced_body(body: Callable[..., Any], *, calls_hook: bool) -> Callable[..., 
     if wrapper is None:
         return body
     return DEVICE.around_op(wrapper, op) if wanted() else wrapper
-
-
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    code = getattr(function, "__code__", None)
-    return () if code is None else code.co_varnames[: code.co_argcount]
 
 
 def wrap_decorator(module: ModuleType) -> None:
@@ -207,7 +198,9 @@ def wrap_registration(module: ModuleType) -> None:
     @functools.wraps(original)
     def direct_register_custom_op(*args: Any, **kwargs: Any) -> Any:
         try:
-            args, kwargs = _replace_update_op(args, kwargs)
+            op = table.BY_NAME.get(str(kwargs.get("op_name")))
+            if op is not None and op.updates_cache:  # vLLM names its arguments
+                kwargs["op_func"] = traced_body(kwargs["op_func"], calls_hook=False)
         except Exception:
             AGENT.failed("direct_register_custom_op")
         return original(*args, **kwargs)
@@ -215,35 +208,17 @@ def wrap_registration(module: ModuleType) -> None:
     vars(module)["direct_register_custom_op"] = direct_register_custom_op
 
 
-def _replace_update_op(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    op = table.BY_NAME.get(kwargs.get("op_name", args[0] if args else ""))
-    if op is None or not op.updates_cache:
-        return args, kwargs
-    if "op_func" in kwargs:
-        return args, {**kwargs, "op_func": traced_body(kwargs["op_func"], calls_hook=False)}
-    if len(args) > 1:
-        func = traced_body(args[1], calls_hook=False)
-        return (args[0], func, *args[2:]), kwargs
-    return args, kwargs
-
-
-def wrap_direct_calls(*op_names: str) -> Callable[[ModuleType], None]:
+def wrap_direct_calls(module: ModuleType) -> None:
     """Attention modules: record calls that go past the dispatcher (``use_direct_call``).
 
     Those resolve the op's Python function through the module's global at call time
     (0.15.0+), so the global is replaced by a copy that says "direct"; the registered op keeps
     the one it was given.
     """
-
-    def apply(module: ModuleType) -> None:
-        for name in op_names:
-            registered = getattr(module, name, None)
-            if registered is not None:
-                setattr(module, name, _direct(registered))
-
-    return apply
+    for name in ("unified_attention", "unified_attention_with_output"):
+        registered = getattr(module, name, None)
+        if registered is not None:
+            setattr(module, name, _direct(registered))
 
 
 def _direct(registered: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,5 +246,4 @@ def _compiling_probe() -> Callable[[], bool]:
 def _opaque_platform() -> bool:
     """Whether attention is one opaque op on this platform (``Platform.opaque_attention_op``)."""
     platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
-    opaque = getattr(platform, "opaque_attention_op", None)
-    return opaque is None or bool(opaque())
+    return platform is None or bool(platform.opaque_attention_op())

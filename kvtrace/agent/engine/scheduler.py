@@ -33,24 +33,16 @@ _STATE_ATTRIBUTE = "_kvtrace_state"
 _STEP = pack_head(Kind.STEP, Role.SCHEDULER)
 
 
-class _StreamedPrompt:
-    """A request of streaming input: the length that its prompt had when it was last seen, and its digests."""
-
-    def __init__(self, prompt: int, block: int, key: bytes) -> None:
-        self.prompt, self.key = prompt, key
-        self.beginnings = prefixes.Beginnings(block, key)
-
-
 class _StepCounter:
     """One Scheduler instance's tag and counter, the requests still in prefill, the block tables.
 
-    ``sessions``: requests whose prompt comes in parts, and what was seen of it."""
+    ``sessions``: requests whose prompt comes in parts, and how long it was when it was last seen."""
 
     def __init__(self) -> None:
         self.tag = secrets.randbits(29) + 1
         self.step = self.tag << STEP_SHIFT
         self.prefilling: dict[str, int] = {}
-        self.sessions: dict[str, _StreamedPrompt] = {}
+        self.sessions: dict[str, int] = {}
         self.tables = RecordedTables()
 
 
@@ -150,17 +142,18 @@ def _grown(self: Any, state: _StepCounter, output: Any, t: int) -> None:
     for new in output.scheduled_new_reqs:
         req_id = new.req_id
         request = self.requests.get(req_id)
-        session = state.sessions.get(req_id)
-        if session is None or request is None or request.num_prompt_tokens <= session.prompt:
+        before = state.sessions.get(req_id)
+        if before is None or request is None or request.num_prompt_tokens <= before:
             continue
-        before, prompt = session.prompt, int(request.num_prompt_tokens)
-        session.prompt = state.prefilling[req_id] = prompt
+        prompt = state.sessions[req_id] = state.prefilling[req_id] = int(request.num_prompt_tokens)
         start = max(0, request.num_computed_tokens - output.num_scheduled_tokens[req_id])
         ident = AGENT.request_id(req_id)
         head = pack_head(Kind.GROWN, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
         AGENT.add(rows.Growth(head, t, ident, state.step, start=start, prompt=prompt))
         head = pack_head(Kind.PREFIX, Role.SCHEDULER)
-        for end, digest in session.beginnings.next(prefixes.tokens_of(request, session.key)):
+        found = prefixes.of_request(request, describe.block_size(self))
+        for number, digest in enumerate(found.prefixes, 1):
+            end = number * found.stride
             if end > before:
                 AGENT.add(rows.Prefixes(head, ident, end, end, digest, 0, 0, 0))
 
@@ -208,11 +201,9 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
     state.prefilling[req_id] = prompt
     cache_salt = getattr(request, "cache_salt", None)
     salt = prefixes.digest_of(str(cache_salt), AGENT.config.salt) if cache_salt else 0
-    key = prefixes.key_of(request, AGENT.config.salt)
-    block = describe.block_size(self)
-    found = prefixes.digests(prefixes.tokens_of(request, key), block, key)
+    found = prefixes.of_request(request, describe.block_size(self))
     if getattr(request, "resumable", False):
-        state.sessions[req_id] = _StreamedPrompt(prompt, block, key)
+        state.sessions[req_id] = prompt
     head = pack_head(Kind.REQUEST, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     limit = int(getattr(request, "max_tokens", -1) or -1)
     ident = AGENT.request_id(req_id)
@@ -220,7 +211,7 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
         head, t0, ident, salt, prompt=prompt, digest=found.prompt, prefix=found.aligned, max_tokens=limit
     )
     AGENT.add(row)
-    handover.came_with(request)
+    handover.record(req_id, getattr(request, "kv_transfer_params", None))
     head = pack_head(Kind.PREFIX, Role.SCHEDULER)
     for at in range(0, len(found.prefixes), 4):
         four = (*found.prefixes[at : at + 4], 0, 0, 0)[:4]

@@ -204,18 +204,3 @@ def _backend(layer: Any) -> str | None:
         return str(get_name()) if get_name is not None else None
     except Exception:
         return None
-
-
-def engine_args(args: Any) -> dict[str, Any]:
-    """Engine arguments that differ from their class default: numbers, bools, short words."""
-    given: dict[str, Any] = {}
-    for name, value in list(vars(args).items()):
-        default = getattr(type(args), name, None)
-        field = getattr(type(args), "__dataclass_fields__", {}).get(name)
-        if field is not None and default is None:
-            default = field.default
-        short = isinstance(value, str) and len(value) <= 80
-        if (isinstance(value, (bool, int, float)) or short) and value != default:
-            given[name] = value
-    masked: dict[str, Any] = mask_mapping(given)
-    return masked

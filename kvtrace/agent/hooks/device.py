@@ -132,7 +132,7 @@ class Device:
             return
         self._cuda = cuda
         self._sampler = BudgetAccount(AGENT.config.device_timing, AGENT.config.budget)
-        self._write_fact(True, self._pairs)
+        self._write_fact(True)
 
     def _give_up(self, error: BaseException) -> None:
         """No more timing in this process: one line in the report and one on stderr."""
@@ -142,14 +142,13 @@ class Device:
         self._steps.clear()
         try:
             why = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            self._write_fact(False, 0, why)
+            self._write_fact(False, why)
             complain(f"device times are not taken in process {AGENT.pid}: {why}")
         except Exception:
             AGENT.failed("device timing")
 
-    def _write_fact(self, on: bool, pairs: int, why: str = "") -> None:
-        fact = DeviceTimingFact(AGENT.config.device_timing, AGENT.config.budget, on, pairs, why)
-        AGENT.fact(fact, Role.WORKER, standing="device")
+    def _write_fact(self, on: bool, why: str = "") -> None:
+        AGENT.fact(DeviceTimingFact(on, why), Role.WORKER, standing="device")
 
     # --- steps ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from kvtrace.agent.facts.connector_facts import own_hooks
 from kvtrace.agent.metadata.recording import READER
 from kvtrace.agent.prints.prints import PRINTS
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.agent.steps import graphs, handover
+from kvtrace.agent.steps import handover
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.work import write_all
 from kvtrace.agent.wrap.hooked import Hooked
@@ -139,13 +139,13 @@ def _bind(hooked: Hooked, times: Times, connector: Any, result: Any, bound: Any)
     flags = 0 if declared.readable else _UNREADABLE
     if hooked.child:
         worker.of_children[hooked.index] = declared
-        return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
+        return flags, 0, declared.store_slots, declared.store_entries, 0
     worker.store_slots, worker.store_entries = declared.store_slots, declared.store_entries
     worker.load_slots, worker.load_entries = declared.load_slots, declared.load_entries
     has_metadata = getattr(connector, "has_connector_metadata", None)
     worker.bound = has_metadata is None or bool(has_metadata())
     POLICY.begin(hooked.index, declared)
-    return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
+    return flags, 0, declared.store_slots, declared.store_entries, 0
 
 
 def _clear(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
@@ -158,15 +158,15 @@ def _clear(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
     return 0, 0, -1, -1, 0
 
 
-def _start_load(hooked: Hooked, times: Times, connector: Any, result: Any, context: Any) -> Words:
+def _start_load(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
     bound = _bound(hooked)
-    return 0, 0, bound.load_slots, bound.load_entries, graphs.mode_of(context)
+    return 0, 0, bound.load_slots, bound.load_entries, 0
 
 
 def _finished(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
     sending, receiving, failed = _transfers(result)
     _done(Role.WORKER, _inside(hooked), times[1], sending, receiving, failed)
-    return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
+    return 0, 0, -1, -1, 0
 
 
 def _transfers(answer: Any) -> tuple[Any, Any, Any]:
@@ -219,7 +219,7 @@ def _connector_output(hooked: Hooked, times: Times, connector: Any, result: Any,
 def _request_finished(hooked: Hooked, times: Times, connector: Any, result: Any, request: Any) -> Words:
     keeps = bool(result[0]) if isinstance(result, tuple) and result else bool(result)
     if not hooked.child and isinstance(result, tuple) and len(result) > 1:
-        handover.returned(request, result[1])
+        handover.record(request.request_id, result[1], returned=True)
     if keeps:
         inside = _inside(hooked)
         head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, inside, Flag.STORE, AGENT.thread())
@@ -263,7 +263,7 @@ def _build_meta(hooked: Hooked, times: Times, connector: Any, result: Any, outpu
     flags = 0 if declared.readable else _UNREADABLE
     if not hooked.child:
         setattr(output, DECLARED_ATTRIBUTE, declared.totals())
-    return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
+    return flags, 0, declared.store_slots, declared.store_entries, 0
 
 
 def _shutdown(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
@@ -276,7 +276,7 @@ def _shutdown(hooked: Hooked, times: Times, connector: Any, result: Any) -> Word
 def _reset_cache(hooked: Hooked, times: Times, connector: Any, result: Any) -> Words:
     own = hooked.hook.name in own_hooks(type(connector))  # vLLM's base class does nothing
     if own and result is not False and not hooked.child:
-        AGENT.fact(CacheResetFact(hooked.index, AGENT.scheduler.step), Role.SCHEDULER)
+        AGENT.fact(CacheResetFact(AGENT.scheduler.step), Role.SCHEDULER)
     return 0, 0, UNKNOWN, UNKNOWN, 0
 
 
@@ -307,13 +307,12 @@ class Quiet(NamedTuple):
     Attributes:
         when: an expression of the generated wrapper; one that fails is no yes. ``{first}``: the argument that
             the record needs.
-        slots, entries, extra: attributes of the worker's state that stand in the record; "" for -1 and 0.
+        slots, entries: attributes of the worker's state that stand in the record; "" for -1.
     """
 
     when: str
     slots: str = ""
     entries: str = ""
-    extra: str = ""
 
     @property
     def outermost(self) -> bool:
@@ -324,12 +323,7 @@ class Quiet(NamedTuple):
 _NOTHING_CAME = "not ({0}.finished_sending or {0}.finished_recving or getattr({0}, 'failed_recving', None))"
 QUIET: dict[Hook, Quiet] = {
     hooks.WAIT_SAVE: Quiet("_kvt_side.bound", "store_slots", "store_entries"),
-    hooks.START_LOAD: Quiet(
-        "_kvt_side.bound and -1 < _kvt_side.mode == _kvt_mode_of({first})",
-        "load_slots",
-        "load_entries",
-        "mode",
-    ),
+    hooks.START_LOAD: Quiet("_kvt_side.bound", "load_slots", "load_entries"),
     hooks.GET_FINISHED: Quiet("_kvt_result.__class__ is tuple and not any(_kvt_result)"),
     hooks.TRANSFER_RESULTS: Quiet(_NOTHING_CAME.format("_kvt_result")),
     hooks.LOAD_ERRORS: Quiet("not _kvt_result"),

@@ -17,7 +17,6 @@ from kvtrace.agent.hooks import hook_records
 from kvtrace.agent.hooks.device import DEVICE
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.agent.steps import graphs
 from kvtrace.agent.watch import call
 from kvtrace.agent.wrap import frames
 from kvtrace.agent.wrap.codegen import generate, signature_of
@@ -195,7 +194,6 @@ def _generated(
         "_kvt_step_out": frames.step_out,
         "_kvt_watched": point.watched,
         "_kvt_asking": _asking,
-        "_kvt_mode_of": graphs.mode_of,
         **{f"_kvt_switch{at}": holder for at, (holder, _) in enumerate(point.switches)},
     }
     made = generate(function, _TEMPLATE, names, needed, fills)

@@ -133,7 +133,7 @@ class KeptCopies:
             ]
         )
         fact = LoadErrorsFact(
-            one.request, step.step, one.group, arrived,
+            one.request, arrived,
             tuple(pair.place for pair in pairs), tuple(layer.name for layer in layers),
         )  # fmt: skip
         if errors.device.type == "cpu":

@@ -121,11 +121,3 @@ def step_begins(wrapper: Any, step: int) -> None:
 def captured_in_step() -> bool:
     """Whether a graph was captured since the step began: vLLM means to do so before the first one."""
     return _captures() != _captured
-
-
-def asked(args: Any) -> dict[str, Any]:
-    """What the engine's arguments ask of CUDA graphs, before vLLM decides."""
-    config = getattr(args, "compilation_config", None)
-    named = config if isinstance(config, dict) else {"cudagraph_mode": describe.get(config, "cudagraph_mode")}
-    mode = named.get("cudagraph_mode")
-    return {"compilation_config.cudagraph_mode": describe.plain(mode)} if mode is not None else {}

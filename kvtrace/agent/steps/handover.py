@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from kvtrace.agent.state import AGENT
@@ -24,25 +25,14 @@ _LONGEST = 200
 _DEEPEST = 2
 
 
-def came_with(request: Any) -> None:
-    """Record the ids that a request brings."""
-    _record(request.request_id, getattr(request, "kv_transfer_params", None), returned=False)
-
-
-def returned(request: Any, params: Any) -> None:
-    """Record the ids that the connector returned when a request had finished."""
-    _record(request.request_id, params, returned=True)
-
-
-def _record(req_id: str, params: Any, returned: bool) -> None:
+def record(req_id: str, params: Any, returned: bool = False) -> None:
+    """Write the ids that a request brings, or that the connector returned when it had finished."""
     if not isinstance(params, dict) or not params:
         return
-    ids = dict(found for found, _ in zip(_ids(params), range(_MOST_IDS), strict=False))
+    ids = dict(islice(_ids(params), _MOST_IDS))
     asks = tuple(name for name in _ASKS if params.get(name) is True)
     told = ((key, value) for key, value in _entries(params) if type(value) is bool and key not in _ASKS)
-    flags = (
-        {} if returned else {key: value for (key, value), _ in zip(told, range(_MOST_FLAGS), strict=False)}
-    )
+    flags = {} if returned else dict(islice(told, _MOST_FLAGS))
     if ids or asks or flags:
         AGENT.fact(HandOverFact(req_id, returned, ids, asks, flags), Role.SCHEDULER, flush=False)
 

@@ -2,7 +2,7 @@
 
 BLAKE2b keyed with the run's random key (in memory only, never on disk), cut to 63 bits. One
 pass over the tokens, an intermediate digest at each cut.
-Once per request, at its arrival: far less than the prompt itself takes.
+Once per request, at its arrival, and with each next part of a session: far less than the prompt itself takes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 from typing import Any, NamedTuple
+
+from kvtrace.agent.state import AGENT
 
 MAX_PREFIXES = 256
 _MASK = (1 << 63) - 1
@@ -54,37 +56,10 @@ def digests(tokens: Any, block: int, key: bytes) -> Digests:
     return Digests(_number(hasher), prefix, stride, prefixes)
 
 
-class Beginnings:
-    """The digests of the beginnings of a prompt that grows, each token hashed once. The same numbers as
-    :func:`digests` gives; cuts are a block apart, further apart the longer it gets."""
-
-    def __init__(self, block: int, key: bytes) -> None:
-        self._hasher = hashlib.blake2b(key=key, digest_size=8)
-        self._block, self._at, self._cuts = block, 0, 0
-
-    def next(self, tokens: Any) -> list[tuple[int, int]]:
-        """(tokens, digest) of the beginnings that are there now and were not before.
-
-        Args:
-            tokens: all token ids of the prompt.
-        """
-        found: list[tuple[int, int]] = []
-        tokens = tokens or ()
-        stride = self._stride()
-        while stride and self._at + stride <= len(tokens):
-            self._hasher.update(array("q", tokens[self._at : self._at + stride]).tobytes())
-            self._at += stride
-            self._cuts += 1
-            found.append((self._at, _number(self._hasher)))
-            stride = self._stride()
-        return found
-
-    def _stride(self) -> int:
-        """So that every cut is a multiple of it."""
-        stride = self._block << self._cuts // MAX_PREFIXES
-        while stride and self._at % stride:
-            stride //= 2
-        return stride
+def of_request(request: Any, block: int) -> Digests:
+    """Of the prompt of vLLM's Request, as far as it has come."""
+    key = key_of(request, AGENT.config.salt)
+    return digests(tokens_of(request, key), block, key)
 
 
 def tokens_of(request: Any, key: bytes) -> Any:
