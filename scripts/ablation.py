@@ -160,7 +160,6 @@ RULES: tuple[Rule, ...] = (
             ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),
             ("saves: reads of requests that are over", "requests:Request.gave_back", _false),
             ("saves: copies that come later", "saves.calls:WorkerCalls._lag", 0),
-            ("saves: steps behind that were seen", "saves.watched:Watched.last_blind", 1 << 62),
             ("saves: windows", "saves.pairs:windows_of", _no_table),
             ("saves: ranks in one file", "saves.pairs:overwritten_by_rank", _no_files),
             ("saves: overwritten by other prompts", "saves.files:_apart", _false),
@@ -183,7 +182,7 @@ RULES: tuple[Rule, ...] = (
             ("contents: layers of other groups and ranks", "contents.by_layer:ByLayer._in_others", {}),
             ("requests: what a step computed in vain", "requests:Request.computed_anew", _nothing),
             ("contents: engines of other weights", "contents.compare:_Judge._never_alike", _no_table),
-            ("loads: late as others of their engine", "loads.book:late_as_others", lambda said: said),
+            ("loads: nobody's KV beside what did not come", "loads.decide:_may_have_stood_there", _false),
             (
                 "saves: last blocks that are not full",
                 "saves.positions:_InPair._meant",
@@ -196,7 +195,6 @@ RULES: tuple[Rule, ...] = (
             ("contents: given back by nobody", "contents.compare:_Judge._nobody_s", _none),
             ("contents: one KV in two places", "contents.compare:_Judge._twice", _none),
             ("contents: another's KV", "contents.compare:_Judge._another_s", _none),
-            ("contents: a load that wrote nothing", "contents.compare:_nothing_written", _none),
             ("contents: changed, and not theirs", "contents.compare:_Judge.is_its_own", _none),
             ("slots: metadata in part, too late", "slots.too_late:TooLate._may_be_named", _false),
         )

@@ -11,7 +11,8 @@ import pytest
 from kvtrace.ledger.ends import NOT_SAVED, Blind, Outcome, SaveEnd
 from kvtrace.ledger.run import AsyncSave
 from kvtrace.ledger.saves.completion import ASKED, settle
-from kvtrace.ledger.saves.positions import StoreResult, Token, decide
+from kvtrace.ledger.saves.pairs import StoreResult
+from kvtrace.ledger.saves.positions import Token, decide
 from kvtrace.terms import NOT_OBSERVED, PENDING, SAVED, Grade
 
 MS = 10**6

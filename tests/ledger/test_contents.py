@@ -20,7 +20,6 @@ from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.contents.compare import Contents, Wrong, compare
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.book import late_as_others
 from kvtrace.ledger.loads.decide import By, Gathered, InPair, LoadContents, Sign, judge, signs
 from kvtrace.ledger.requests import ComputedChunk as Computed
 from kvtrace.ledger.requests import Request
@@ -299,7 +298,7 @@ def test_blocks_that_hold_what_they_held_were_not_written(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("written", "lost"),
     [
-        (0, {LoadEnd.NOT_WRITTEN: 3}),
+        (0, {LoadEnd.NOT_WRITTEN: 1, LoadEnd.NOT_OBSERVED: 2}),
         (1, {LoadEnd.PARTLY: 2, LoadEnd.ALTERED: 1}),
         (2, {LoadEnd.PARTLY: 1, LoadEnd.ALTERED: 2}),
     ],
@@ -313,13 +312,6 @@ def test_blocks_into_which_no_write_was_seen_are_not_altered(
         cache.sim.write_kv("b", BLOCK, (1 + written) * BLOCK)
     accounts = cache.run().loads.accounts
     assert lost.items() <= {end: tokens // BLOCK // LAYERS for end, tokens in accounts.items()}.items()
-
-
-def test_blocks_that_changed_were_written_whoever_saw_it(tmp_path: Path) -> None:
-    """What writes past the watch wrote one of three blocks of a load: what it had held before is known."""
-    accounts = _into_the_same_blocks(tmp_path, [8, 77, 6, 9]).loads.accounts
-    assert accounts[LoadEnd.NOT_WRITTEN] == 2 * BLOCK * LAYERS
-    assert accounts[LoadEnd.ALTERED] == BLOCK * LAYERS
 
 
 def test_a_load_that_was_not_written_leaves_others_altered(tmp_path: Path) -> None:
@@ -653,17 +645,16 @@ def test_a_load_known_to_have_failed_is_left_to_its_cause(tmp_path: Path) -> Non
     assert lost(cache.run()) == 0
 
 
-def test_a_load_nobody_watched_beside_others_that_came_late() -> None:
+@pytest.mark.parametrize(("lacking", "end"), [(True, LoadEnd.NOT_OBSERVED), (False, LoadEnd.WRONG)])
+def test_a_load_nobody_watched_beside_others_that_came_late(lacking: bool, end: LoadEnd) -> None:
     """What stood in its blocks was "loaded with KV that is not theirs"; of another's KV that is so."""
     engine = Engine(0, 1, "engine core", facts.EngineFact(block_size=32), None, pairs=1)
-    late = Gathered({InPair(signs([(0, 64)], Sign(By.SLOT, LoadEnd.USED_BEFORE)), True): 1})
-    assert judge((0, 64), late, LoadContents(), engine).came_late
-    unwatched = Gathered({InPair(): 1})
-    said = LoadContents([Wrong(0, 32, 1, "x"), Wrong(32, 64, 1, "y", whose=((1, 1), (0, 32)))])
-    alone = judge((0, 64), unwatched, said, engine)
-    assert not alone.came_late and alone.lost == {((0, 64, LoadEnd.WRONG),): 1}
-    beside = judge((0, 64), unwatched, late_as_others(said), engine)
-    assert beside.lost == {((0, 32, LoadEnd.USED_BEFORE), (32, 64, LoadEnd.WRONG)): 1}
+    watched = {InPair(signs([(0, 64)], Sign(By.SLOT, LoadEnd.USED_BEFORE)), True): 1}
+    assert Gathered(watched).came_late
+    said = [Wrong(0, 32, 1, "x"), Wrong(32, 64, 1, "y", whose=((1, 1), (0, 32)))]
+    judged = judge((0, 64), Gathered({InPair(): 1}), LoadContents(said, lacking=lacking), engine)
+    ends = {at: ended for parts in judged.lost for start, stop, ended in parts for at in (start, stop - 1)}
+    assert (ends[0], ends[63]) == (end, LoadEnd.WRONG)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from test_positions import BLOCK, cache, entry, prefill
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, Blind, LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.saves.calls import Call
-from kvtrace.ledger.saves.positions import StoreResult, Token, decide
+from kvtrace.ledger.saves.pairs import StoreResult
+from kvtrace.ledger.saves.positions import Token, decide
 from kvtrace.ledger.steps import StepState
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED, Grade
 from kvtrace.trace import format as fmt

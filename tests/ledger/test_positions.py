@@ -972,21 +972,9 @@ def test_a_read_that_comes_late_and_in_time_is_saved(tmp_path: Path) -> None:
     assert alike(sim, "a") == {(0, 32): SAVED, (32, 48): NOT_OFFERED}
 
 
-@pytest.mark.parametrize(
-    ("hook", "after", "fate"),
-    [
-        ("get_finished", [], UNSEEN),
-        ("get_finished", [0], NOT_OFFERED),
-        ("get_finished", [0, 1], UNSEEN),
-        ("wait_for_save", [], NOT_OFFERED),
-    ],
-)
-def test_an_empty_step_says_nothing_if_reads_follow_save_hooks(
-    tmp_path: Path, hook: str, after: list[int], fate: str
-) -> None:
-    """It reads when a request is over, and the metadata can't be read: all that came after has to be seen.
-    ``after``: tokens of the steps that come then, which are not watched. One without a forward has no hooks
-    but those that are watched after a watched step."""
+@pytest.mark.parametrize(("hook", "fate"), [("get_finished", UNSEEN), ("wait_for_save", NOT_OFFERED)])
+def test_an_empty_step_says_nothing_if_reads_follow_save_hooks(tmp_path: Path, hook: str, fate: str) -> None:
+    """It reads when a request is over, and the metadata can't be read: more may be read in any later step."""
     sim = cache(tmp_path)
     prefill(sim, "w", 0, 32, unreadable=True)
     step = sim.step([], tokens=0)
@@ -996,9 +984,7 @@ def test_an_empty_step_says_nothing_if_reads_follow_save_hooks(
     step = prefill(sim, "a", 0, 64, unreadable=True)
     sim.effect(0, step, None, 0, hook="wait_for_save")
     sim.finish("a", 64)
-    sim.watching = 0
-    for tokens in after:
-        sim.step([], tokens=tokens)
+    sim.step([], tokens=0)
     assert alike(sim) == {(0, 64): fate}
 
 

@@ -24,7 +24,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from types import MappingProxyType
 from typing import NamedTuple
 
 from kvtrace.ledger.contents.by_layer import ByLayer, Differing, numbered
@@ -33,7 +32,6 @@ from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
 from kvtrace.ledger.contents.unwritten import (
     Places,
     Written,
-    changed,
     pairs_written,
     remaining,
     unwritten_blocks,
@@ -66,8 +64,6 @@ class Wrong:
     explains that."""
     whose: tuple[tuple[int, int], Interval] | None = None
     """(row of a request, its pairs), and its positions that computed to this."""
-    changed: bool = False
-    """Its block of the cache is known to have held something else before."""
 
 
 Returned = tuple[int, tuple[Interval, ...]]
@@ -128,10 +124,7 @@ ALTERED = "altered"
 
 
 def compare(
-    workers: Sequence[Printed],
-    requests: Sequence[Request],
-    places: Places | None = None,
-    written: Written = MappingProxyType({}),
+    workers: Sequence[Printed], requests: Sequence[Request], places: Places, written: Written
 ) -> Contents:
     """Judge every loaded block.
 
@@ -144,9 +137,8 @@ def compare(
     kept: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     sharing: dict[tuple[int, int], Sequence[tuple[int, int]]] = {}
     blocks: Counter[str] = Counter()
-    same_before = remaining(workers, places) if places is not None else set()
-    alone = unwritten_blocks(workers, places, written) if places is not None else {}
-    other = changed(workers, places) if places is not None else set()
+    same_before = remaining(workers, places)
+    alone = unwritten_blocks(workers, places, written)
     salted: dict[int, list[Interval]] = defaultdict(list)
     from_apart: dict[int, list[Interval]] = defaultdict(list)
     shapes = dict.fromkeys(one.shape for one in workers)
@@ -170,14 +162,12 @@ def compare(
                 if requests[row].engine == requests[block.row].engine:
                     kept[key].append((block.start, block.end))
             if found:
-                wrong[block.row].append(replace(found, changed=(pairs, block) in other))
+                wrong[block.row].append(found)
                 sharing[block.row, block.end] = [
                     (row, judge.pairs_of(row)) for row in prefixes.sharing(block.row, block.end)
                 ]
-    _nothing_written(wrong, written)
-    if places is not None:
-        later = held_later(workers, places, lambda one, block: judges[one.shape].is_its_own(block))
-        _look_later(wrong, later, requests)
+    later = held_later(workers, places, lambda one, block: judges[one.shape].is_its_own(block))
+    _look_later(wrong, later, requests)
     _altered(wrong, blocks)
     return Contents(
         wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written),
@@ -200,19 +190,6 @@ def _by_row(found: Mapping[tuple[int, int], Sequence[Interval]]) -> Mapping[int,
 def returned(found: Iterable[Returned], pairs: int) -> list[Interval]:
     """The positions in any of these pairs."""
     return union(part for of, parts in found if of & pairs for part in parts)
-
-
-def _nothing_written(wrong: dict[int, list[Wrong]], written: Written) -> None:
-    """Where some blocks of a load hold what they had held before, nobody wrote the others either into which
-    no write was seen: of these it is not known what they had held."""
-    for row, found in wrong.items():
-        if any(one.unwritten for one in found):
-            wrong[row] = [
-                one
-                if one.whose or one.changed or pairs_written(written, row, one.start, one.end) & one.pairs
-                else replace(one, unwritten=True, altered=False)
-                for one in found
-            ]
 
 
 def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:

@@ -84,32 +84,13 @@ def unwritten_blocks(
 def _held_before(one: Printed, places: Places) -> Iterator[tuple[Block, Set[int]]]:
     """Each loaded block, with the begins of all that held the same in the same block of the cache before."""
     held: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for at, block in _in_order(one, places):
+    size = max(1, one.shape.block_size)
+    for block in sorted(one.blocks, key=lambda block: block.step):
+        at = places.block(block.row, one.group, block.start // size, block.step)
         if block.origin is Origin.LOADED:
             yield block, held[at, block.value]
         if at:
             held[at, block.value].add(block.start)
-
-
-def _in_order(one: Printed, places: Places) -> Iterator[tuple[int, Block]]:
-    """Each block, in the order of the steps, and the block of the cache it was in; 0: not known."""
-    size = max(1, one.shape.block_size)
-    for block in sorted(one.blocks, key=lambda block: block.step):
-        yield places.block(block.row, one.group, block.start // size, block.step), block
-
-
-def changed(printed: Sequence[Printed], places: Places) -> set[tuple[int, Block]]:
-    """Loaded blocks, with the pairs of their workers, of which it is known what the same block of the cache
-    had held, and that is not what they hold: somebody wrote there, seen or not."""
-    found: set[tuple[int, Block]] = set()
-    for one in printed:
-        held: dict[int, int] = {}
-        for at, block in _in_order(one, places):
-            if block.origin is Origin.LOADED and held.get(at, block.value) != block.value:
-                found.add((one.pairs, block))
-            if at:
-                held[at] = block.value
-    return found
 
 
 def pairs_written(written: Written, row: int, start: int, end: int) -> int:

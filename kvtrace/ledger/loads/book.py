@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from kvtrace.ledger.contents.compare import Contents
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted, asked_for, with_connector
 from kvtrace.ledger.loads.asynchronous import look_meanwhile
-from kvtrace.ledger.loads.decide import LoadContents, judge
+from kvtrace.ledger.loads.decide import Gathered, LoadContents, judge
 from kvtrace.ledger.loads.misses import explain
 from kvtrace.ledger.loads.outcome import Arrived, AskedLoad, Before, LoadOf
 from kvtrace.ledger.loads.seen import Failed, LoadsSeen
@@ -81,39 +80,29 @@ def follow(
     by_tag = with_connector(engines)
     failed = failures(_synchronous(accepted), by_tag, seen)
     caught = caught_in_loading(swallowed(scans))
-    arrived, unwatched = {}, []
+    found = {
+        one.asked.request: gather(
+            one, by_tag[one.asked.engine], seen, failed.get(one.asked.request, Failed())
+        )
+        for one in accepted
+    }
+    late = {one.asked.engine for one in accepted if found[one.asked.request].came_late}
+    arrived = {}
     for one in accepted:
         engine, row = by_tag[one.asked.engine], one.asked.request
-        gathered = (
-            look_meanwhile(one, engine, seen)
-            if one.asked.asynchronous
-            else look_in_step(one, engine, seen, failed.get(row, Failed()))
-        )
         by_exceptions = () if row in contents.written else _caught(one, caught)
-        said = LoadContents(contents.wrong.get(row, ()), contents.proved.get(row, ()), by_exceptions)
-        arrived[row] = judge(one.asked.positions, gathered, said, engine)
-        if not gathered.measured and said.wrong:
-            unwatched.append((one.asked, gathered, said))
-    late = {one.asked.engine for one in accepted if arrived[one.asked.request].came_late}
-    for asked, gathered, said in unwatched:
-        if asked.asynchronous and asked.engine in late:
-            arrived[asked.request] = judge(
-                asked.positions, gathered, late_as_others(said), by_tag[asked.engine]
-            )
+        wrong = contents.wrong.get(row, ())
+        lacking = engine.tag in late or any(block.unwritten or block.late for block in wrong)
+        said = LoadContents(wrong, contents.proved.get(row, ()), by_exceptions, lacking)
+        arrived[row] = judge(one.asked.positions, found[row], said, engine)
     return arrived
 
 
-def late_as_others(said: LoadContents) -> LoadContents:
-    """Of a load whose writes are not seen, on an engine of which others came after their use: KV that is
-    nobody's is no other that was loaded, but what stood there before."""
-    wrong = [
-        one if one.whose or one.unwritten else replace(one, late=True, why=f"{one.why}; {_OTHERS_LATE}")
-        for one in said.wrong
-    ]
-    return replace(said, wrong=wrong)
-
-
-_OTHERS_LATE = "loads of this engine whose writes were seen came after their use"
+def gather(accepted: Accepted, engine: Engine, seen: LoadsSeen, failed: Failed) -> Gathered:
+    """All that hooks, writes and reports say of a load."""
+    if accepted.asked.asynchronous:
+        return look_meanwhile(accepted, engine, seen)
+    return look_in_step(accepted, engine, seen, failed)
 
 
 def _caught(accepted: Accepted, caught: Mapping[int, Sequence[str]]) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class LoadToken(NamedTuple):
         doubted: and one of them although its signs say that nobody wrote it.
         caught: exceptions that may have ended the load.
         broken_off: one of them did, as blocks of the load were not written.
+        lacking: other blocks of the load are known not to have come, or other loads of its engine too late.
     """
 
     signs: tuple[Sign, ...] = ()
@@ -67,6 +68,7 @@ class LoadToken(NamedTuple):
     doubted: bool = False
     caught: tuple[str, ...] = ()
     broken_off: bool = False
+    lacking: bool = False
 
 
 class LoadOutcome(NamedTuple):
@@ -120,7 +122,14 @@ def _other_kv(token: LoadToken, wrong: Wrong) -> LoadOutcome:
     if wrong.unwritten:
         end = LoadEnd.PARTLY if token.others else LoadEnd.NOT_WRITTEN
         return LoadOutcome(end, Grade.PROVED, (_LEFT, wrong.why))
+    if _may_have_stood_there(token, wrong):
+        return _NOT_OBSERVED
     return LoadOutcome(LoadEnd.ALTERED if wrong.altered else LoadEnd.WRONG, Grade.PROVED, (wrong.why,))
+
+
+def _may_have_stood_there(token: LoadToken, wrong: Wrong) -> bool:
+    """Whether nobody's KV in a block may be from before a load that nobody watched: others did not come."""
+    return token.lacking and not token.watched and not wrong.whose
 
 
 # --- the evidence
@@ -160,14 +169,22 @@ class Gathered:
     def measured(self) -> bool:
         return all(one.watched for one in self.in_pairs)
 
+    @property
+    def came_late(self) -> bool:
+        """Whether slots were seen to be written after their use."""
+        signs = (sign for one in self.in_pairs for _, _, sign in one.signs)
+        return self.measured and any(sign.end == LoadEnd.USED_BEFORE for sign in signs)
+
 
 @dataclass(frozen=True)
 class LoadContents:
-    """What the fingerprints of its blocks say of a load, and by which exceptions it may have failed."""
+    """What the fingerprints of its blocks say of a load, and by which exceptions it may have failed.
+    ``lacking``: as of a LoadToken."""
 
     wrong: Sequence[Wrong] = ()
     proved: Sequence[Returned] = ()
     caught: tuple[str, ...] = ()
+    lacking: bool = False
 
 
 def bits(first: int, count: int = 1) -> int:
@@ -241,5 +258,5 @@ def _tokens(
         yield start, end, LoadToken(
             tuple(sign for low, high, sign in one.signs if low <= start < high), gathered.measured,
             covers(proved, start), other, other in explained, bool(proved), doubted, contents.caught,
-            broken_off,
+            broken_off, contents.lacking,
         )  # fmt: skip

@@ -71,11 +71,6 @@ class Arrived:
         """Whether other KV than its own came, and in time."""
         return any(end in (LoadEnd.WRONG, LoadEnd.ALTERED) for parts in self.lost for _, _, end in parts)
 
-    @property
-    def came_late(self) -> bool:
-        """Whether slots were seen to be written after their use."""
-        return self.measured and any(end == LoadEnd.USED_BEFORE for parts in self.lost for _, _, end in parts)
-
     def grade(self, end: LoadEnd) -> Grade:
         """How well an end is seen, but for what is proved to be loaded."""
         return self.grades.get(end, Grade.DECLARED)

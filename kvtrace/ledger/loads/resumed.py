@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.accepted import Accepted, with_connector
-from kvtrace.ledger.loads.asynchronous import look_meanwhile
+from kvtrace.ledger.loads.book import gather
 from kvtrace.ledger.loads.decide import LoadContents, judge
 from kvtrace.ledger.loads.outcome import AskedLoad, LostResumed
 from kvtrace.ledger.loads.seen import Failed, LoadsSeen
-from kvtrace.ledger.loads.synchronous import look_in_step
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Engine
 from kvtrace.ledger.values import replace
@@ -57,11 +56,7 @@ def follow_resumed(
     found = []
     for one in accepted:
         asked, engine = one.asked, by_tag[one.asked.engine]
-        gathered = (
-            look_meanwhile(one, engine, seen)
-            if asked.asynchronous
-            else look_in_step(one, engine, seen, Failed())
-        )
+        gathered = gather(one, engine, seen, Failed())
         if asked.step in reported or not gathered.measured:
             continue
         arrived = judge(asked.positions, gathered, LoadContents(), engine)

@@ -29,8 +29,6 @@ from kvtrace.terms import NOT_OBSERVED, PENDING, SAVED, Grade
 
 _BEFORE_A_READ = frozenset(SaveEnd(code) for code in range(SaveEnd.NO_CONNECTOR, SaveEnd.CAUGHT + 1))
 """Ends that are known of a rank whether its reads were watched or not."""
-_COUNTED = frozenset({SaveEnd.NOTHING_READ, SaveEnd.PART_READ})
-"""Where no spool names slots, they follow from how many were read."""
 
 
 @dataclass(frozen=True)
@@ -164,20 +162,15 @@ class _Class:
     @property
     def bounds(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """At least and at most so many were saved by all that is said, where no more counts as lost than what
-        never came to a read on that rank, or was counted; and by the slots that were seen alone. What is not
-        observed may have been saved."""
+        never came to a read on that rank; and by the slots that were seen alone. What is not observed may
+        have been saved."""
         whole = sum(map(_length, self.segments))
-        counted = sum(_length(one) for one in self.segments if _is_lost(one.outcome))
+        lost = [one for one in self.segments if one.outcome.name == NOT_SAVED]
+        before = sum(_length(one) for one in lost if one.outcome.end in _BEFORE_A_READ)
         seen = [one for one in self.segments if one.outcome.grade >= Grade.READ]
         surely = sum(_length(one) for one in seen if one.outcome.name == SAVED)
         kept = sum(_length(one) for one in seen if one.outcome.name != SAVED)
-        return (self.saved, whole - counted), (surely, whole - kept)
-
-
-def _is_lost(outcome: Outcome) -> bool:
-    """By what is known of a rank whether the slots that it read are, or not."""
-    counted = outcome.end in _COUNTED and outcome.grade < Grade.READ
-    return counted or (outcome.name == NOT_SAVED and outcome.end in _BEFORE_A_READ)
+        return (self.saved, whole - before), (surely, whole - kept)
 
 
 def _length(one: Segment) -> int:

@@ -56,64 +56,48 @@ class SaveEvidence:
     was handed to native code that is not known."""
 
 
+class StoreResult(NamedTuple):
+    """What a read of a token, or the call that was to store it, came to. ``sent_to``: the peer of what was
+    only sent; ``blind``: why it is not observed."""
+
+    end: SaveEnd
+    grade: Grade
+    sent_to: str = ""
+    blind: Blind = Blind.NO
+
+
 @dataclass(frozen=True)
 class Read:
     """Positions of a request that were read alike in some pairs, or in whose place other slots were.
 
     Attributes:
         pairs: a bit each.
+        result: how these tokens ended, by this read alone.
         stale: positions that were read before they were computed.
-        account: what became of what was read; ``sent_to``: the peer of what was sent.
-        caught: the connector handled an exception of its own there; ``went_on``: and may have gone on.
-        other: these are not the tokens that were meant: other slots were read for them, or they for others.
-        late: ... as their blocks were another request's by then.
-        blind: why it can't be told whose tokens these were, or whether they were read at all.
-        unnamed: bytes at rest do not say under whose name: calls in these pairs read other slots than their
-            steps name, or not all of them.
         overdue: an earlier step asked for it: it stands for none of the tokens that its step computed.
     """
 
     step: int
     pairs: int
     positions: tuple[Interval, ...]
+    result: StoreResult
     stale: tuple[Interval, ...] = ()
-    account: Account = Account.OPEN
-    sent_to: str = ""
-    caught: bool = False
-    went_on: bool = False
-    other: bool = False
-    late: bool = False
-    blind: Blind = Blind.NO
-    unnamed: bool = False
     overdue: bool = False
 
-    @property
-    def end(self) -> tuple[SaveEnd, Grade]:
-        """How these tokens ended, by this read alone, and how well that is seen."""
-        if self.other:
-            return SaveEnd.READ_LATE if self.late else SaveEnd.MISPLACED, Grade.READ
-        if self.blind:
-            return SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED
-        end, grade = _ENDS[self.account]
-        if self.caught and (end, grade) == (SaveEnd.SAVED, Grade.READ):
-            known = self.account == Account.OPEN and not self.went_on
-            return SaveEnd.CAUGHT, Grade.READ if known else Grade.NOT_OBSERVED
-        if self.unnamed and end == SaveEnd.SAVED:
-            return end, Grade.READ
-        return end, grade
 
-
+_READ = (SaveEnd.SAVED, Grade.READ)
 _ENDS = {
-    Account.OPEN: (SaveEnd.SAVED, Grade.READ),
-    Account.PARTLY: (SaveEnd.SAVED, Grade.READ),
-    Account.WRITTEN_OVER: (SaveEnd.SAVED, Grade.READ),
     Account.OVERWRITTEN: (SaveEnd.OVERWRITTEN, Grade.WRITTEN),
     Account.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
-    Account.SENT: (SaveEnd.SAVED, Grade.READ),
     Account.REFUSED: (SaveEnd.PUT_FAILED, Grade.WRITTEN),
     Account.EMPTY: (SaveEnd.NOT_AT_REST, Grade.WRITTEN),
     Account.LOST_LATER: (SaveEnd.LOST_LATER, Grade.WRITTEN),
 }
+"""How a token ends of whose bytes this is known; of any other account: _READ."""
+_OTHERS = StoreResult(SaveEnd.MISPLACED, Grade.READ)
+_TOO_LATE = StoreResult(SaveEnd.READ_LATE, Grade.READ)
+_ANYBODYS = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OTHER_SLOTS)
+_OUT_OF_WINDOW = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OUT_OF_WINDOW)
 
 
 class Stored(NamedTuple):
@@ -318,12 +302,15 @@ def _reads(
         others = other_slots(one, requests, engine, pending)
         reads = [*_missed(others), *_too_late(one.slots), *_out_of_windows(one, engine)]
         for row, touch in rewritten(one.slots.reads, requests):
-            reads += [(row, read) for read in reads_of(touch, one.worker, caught)]
+            # Of these bytes at rest do not say under whose name they are.
+            unnamed = -1 if requests[row].gave_back(touch.step) else otherwise >> first
+            reads += [
+                (row, _at_most_read(part) if part.pairs & unnamed else part)
+                for read in reads_of(touch, one.worker, caught)
+                for part in _told_apart(read, others)
+            ]
         for row, read in reads:
-            for part in _told_apart(read, others):
-                pairs = part.pairs << first
-                unnamed = bool(pairs & otherwise) or requests[row].gave_back(part.step)
-                found[row].append(replace(part, pairs=pairs, unnamed=unnamed))
+            found[row].append(replace(read, pairs=read.pairs << first))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
 
@@ -331,7 +318,7 @@ def _reads(
 def _missed(others: OtherSlots) -> Iterator[tuple[int, Read]]:
     """(row of a request, its positions in whose place other slots were read)."""
     for (step, row, column), parts in others.missed.items():
-        yield row, Read(step, 1 << column, tuple(parts), other=True)
+        yield row, Read(step, 1 << column, tuple(parts), _OTHERS)
 
 
 def _too_late(slots: Slots) -> Iterator[tuple[int, Read]]:
@@ -339,10 +326,10 @@ def _too_late(slots: Slots) -> Iterator[tuple[int, Read]]:
     one)."""
     for row, reads in slots.late.items():
         for step, columns, positions in reads:
-            yield row, Read(step, columns, positions, other=True, late=True)
+            yield row, Read(step, columns, positions, _TOO_LATE)
     for row, reads in slots.perhaps_late.items():
         for step, columns, positions in reads:
-            yield row, Read(step, columns, positions, blind=Blind.OTHER_SLOTS)
+            yield row, Read(step, columns, positions, _ANYBODYS)
 
 
 def _out_of_windows(watched: Watched, engine: Engine) -> Iterator[tuple[int, Read]]:
@@ -352,23 +339,30 @@ def _out_of_windows(watched: Watched, engine: Engine) -> Iterator[tuple[int, Rea
         for column in windows:
             parts = out_of_window(watched.slots, row, column, windows)
             if parts:
-                yield row, Read(0, 1 << column, tuple(parts), blind=Blind.OUT_OF_WINDOW)
+                yield row, Read(0, 1 << column, tuple(parts), _OUT_OF_WINDOW)
 
 
 def reads_of(touch: Touch, worker: Worker, caught: Caught) -> Iterator[Read]:
     """A touch as reads; ``pairs`` are the worker's layers. Whose tokens one stands for that came too late for
     another request is not known."""
-    read = Read(
-        touch.step, touch.columns, touch.positions, touch.stale, touch.account, touch.sent_to,
-        blind=Blind.OTHER_SLOTS if touch.late_for else Blind.NO, overdue=touch.overdue,
-    )  # fmt: skip
-    failed = _calls_of(caught, touch.step, worker) & touch.columns
+    alone = StoreResult(*_ENDS.get(touch.account, _READ), touch.sent_to)
+    result = _ANYBODYS if touch.late_for else alone
+    read = Read(touch.step, touch.columns, touch.positions, result, touch.stale, touch.overdue)
+    failed = _calls_of(caught, touch.step, worker) & touch.columns if result[:2] == _READ else 0
     ended = failed and failed & _calls_of(caught.ended, touch.step, worker)
-    for pairs, went_on in ((ended, False), (failed & ~ended, True)):
+    surely = ended if touch.account == Account.OPEN else 0
+    for pairs, grade in ((surely, Grade.READ), (failed & ~surely, Grade.NOT_OBSERVED)):
         if pairs:
-            yield replace(read, pairs=pairs, caught=True, went_on=went_on)
+            yield replace(read, pairs=pairs, result=result._replace(end=SaveEnd.CAUGHT, grade=grade))
     if touch.columns & ~failed:
         yield replace(read, pairs=touch.columns & ~failed)
+
+
+def _at_most_read(read: Read) -> Read:
+    result = read.result
+    if result.end != SaveEnd.SAVED:
+        return read
+    return replace(read, result=result._replace(grade=min(result.grade, Grade.READ)))
 
 
 def _calls_of(caught: Caught, step: int, worker: Worker) -> int:
@@ -381,14 +375,14 @@ def _told_apart(read: Read, others: OtherSlots) -> Iterator[Read]:
     """A read of a worker that was seen to read other slots than those of its tokens: what it read in such a
     step stands for other tokens, and whose a read in others is, is not known. That the metadata names them
     proves nothing: it may name the wrong ones itself."""
-    if not others.steps or read.other or read.blind:
+    if not others.steps or read.result.blind:
         yield read
         return
     wrong = 0 if read.overdue else read.pairs & others.steps.get(read.step, 0)
     if wrong:
-        yield replace(read, pairs=wrong, other=True)
+        yield replace(read, pairs=wrong, result=_OTHERS)
     if read.pairs & ~wrong:
-        yield replace(read, pairs=read.pairs & ~wrong, blind=Blind.OTHER_SLOTS)
+        yield replace(read, pairs=read.pairs & ~wrong, result=_ANYBODYS)
 
 
 def _layer_numbers(engine: Engine, missing: int) -> Array:

@@ -14,7 +14,7 @@ from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, OTHERS_READ, Blind, LoadE
 from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
 from kvtrace.ledger.loads.outcome import Arrived, Part
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.saves.pairs import Pairs
+from kvtrace.ledger.saves.pairs import Pairs, StoreResult
 from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.steps import Steps, StepState
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED, Grade
@@ -94,16 +94,6 @@ def merged(segments: Iterable[Segment]) -> list[Segment]:
 
 
 # --- the decision
-
-
-class StoreResult(NamedTuple):
-    """What a read of a token, or the call that was to store it, came to. ``sent_to``: the peer of what was
-    only sent; ``blind``: why it is not observed."""
-
-    end: SaveEnd
-    grade: Grade
-    sent_to: str = ""
-    blind: Blind = Blind.NO
 
 
 class Token(NamedTuple):
@@ -288,11 +278,10 @@ class _InPair:
             if read.step in self._misread:
                 for_others += read.positions
             elif not self._void(read.step):
-                end, grade = read.end
                 own = intersect(union(read.positions), [(0, request.computed)])
                 vain = request.computed_anew(read.step)
                 stale += intersect(own, vain)
-                found[StoreResult(end, grade, read.sent_to, read.blind)] += subtract(own, vain)
+                found[read.result] += subtract(own, vain)
         every = union(part for parts in found.values() for part in parts)
         early = self._meant(subtract(union(stale), every))
         return found, early, union(for_others)

@@ -57,9 +57,7 @@ def unnamed(
     doubtful = np.union1d(unread, computing) if decides else unread
     settled = settled_steps(workers, doubtful).sorted
     if any(one.table.later for one in workers):
-        # What a step names may be read in a later one: there has to be one, and all that came is to be seen.
-        last = min(int(one.ran.began_steps.max(initial=0)) for one in workers)
-        settled = settled[(settled > max(one.last_blind for one in workers)) & (settled < last)]
+        settled = settled[:0]  # what a step names may be read in any later one
     told = bool(entries) and not decides and not len(np.setdiff1d(unread, computing))
     return Unnamed(
         entries=entries,

@@ -45,15 +45,6 @@ class Watched:
         )
         return found
 
-    @cached_property
-    def last_blind(self) -> int:
-        """The last step of which it can't be told what was read in it, 0 for none. One without a forward has
-        no hooks but those that are watched after a watched step."""
-        began = self.ran.began_steps
-        seen = self.blind(began) == Blind.NO
-        after = np.isin(began, self.ran.idle) & np.concatenate([[False], seen[:-1]])
-        return int(began[~(seen | after)].max(initial=0))
-
     @property
     def saves_per_layer(self) -> bool:
         """Whether what is written stands for the layer whose hook wrote it."""
