@@ -182,7 +182,7 @@ RULES: tuple[Rule, ...] = (
             ("contents: layers of other groups and ranks", "contents.by_layer:ByLayer._in_others", {}),
             ("requests: what a step computed in vain", "requests:Request.computed_anew", _nothing),
             ("contents: engines of other weights", "contents.compare:_Judge._never_alike", _no_table),
-            ("loads: nobody's KV beside what did not come", "loads.decide:_may_have_stood_there", _false),
+            ("loads: nobody's KV beside what did not come", "loads.decide:_may_be_older_kv", _false),
             (
                 "saves: last blocks that are not full",
                 "saves.positions:_InPair._meant",

@@ -46,7 +46,7 @@ def test_exactly_the_layers_with_wrong_kv_are_named(tmp_path: Path) -> None:
     run = loads(made, [5, 99, 7], [RIGHT[0], [21, 22, 24, 23], RIGHT[2]])
     (said,) = why(run)
     assert said.startswith("tokens 32-64 are not what they computed to in request a: ")
-    assert said.endswith("layers 2, 3 of 4: each holds the other's KV")
+    assert said.endswith("layers 2, 3 of 4 hold the KV of layers 3, 2")
     assert wrong(run) == 2 * BLOCK and layers(run) == made.sim.layer_names[2:]
 
 

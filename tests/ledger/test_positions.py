@@ -972,16 +972,20 @@ def test_a_read_that_comes_late_and_in_time_is_saved(tmp_path: Path) -> None:
     assert alike(sim, "a") == {(0, 32): SAVED, (32, 48): NOT_OFFERED}
 
 
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize(("hook", "fate"), [("get_finished", UNSEEN), ("wait_for_save", NOT_OFFERED)])
-def test_an_empty_step_says_nothing_if_reads_follow_save_hooks(tmp_path: Path, hook: str, fate: str) -> None:
-    """It reads when a request is over, and the metadata can't be read: more may be read in any later step."""
+def test_an_empty_step_says_nothing_if_reads_follow_save_hooks(
+    tmp_path: Path, hook: str, fate: str, named: bool
+) -> None:
+    """It reads when a request is over, and the metadata can't be read, or a part of it (``named``): more may be
+    read in any later step."""
     sim = cache(tmp_path)
     prefill(sim, "w", 0, 32, unreadable=True)
     step = sim.step([], tokens=0)
     sim.read("w", 0, 32, hook=hook)
     sim.effect(0, step, 0, 32, hook=hook)
     sim.finish("w", 32)
-    step = prefill(sim, "a", 0, 64, unreadable=True)
+    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)] if named else [], unreadable=True)
     sim.effect(0, step, None, 0, hook="wait_for_save")
     sim.finish("a", 64)
     sim.step([], tokens=0)

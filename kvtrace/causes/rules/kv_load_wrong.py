@@ -9,7 +9,7 @@ from kvtrace.causes.diagnosis import Finding, RuledOut
 from kvtrace.causes.evidence import loads, unlike
 from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.causes.rules import kv_misplaced, kv_stale, load_after_use
-from kvtrace.ledger.contents.by_layer import EXCHANGED, OF_LAYER, OF_RANK
+from kvtrace.ledger.contents.by_layer import OF_LAYER, OF_RANK
 from kvtrace.ledger.contents.compare import (
     ALTERED,
     ANOTHER_PROMPT,
@@ -47,11 +47,9 @@ CAUSE = Cause(
 )
 
 
-_BY_NAME = "store and load each layer under its own name, not by its place in a group or in a list"
 _BY_WORDS = (
     (OF_RANK, "give each rank a place of its own: the rank belongs into the key, or the file's name"),
-    (OF_LAYER, _BY_NAME),
-    (EXCHANGED, _BY_NAME),
+    (OF_LAYER, "store and load each layer under its own name, not by its place in a group or in a list"),
     (
         ELSEWHERE,
         "see that nothing goes on naming a place of the store that was given to other KV (eviction, reuse); "

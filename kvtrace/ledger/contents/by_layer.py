@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvtrace.ledger.contents.prints import Block, Numbers, Printed
 
-OF_LAYER, OF_RANK, EXCHANGED = "the KV of layer", " of rank ", "each holds the other's KV"
+OF_LAYER, OF_RANK = "the KV of layer", " of rank "
 """Words of what is said of layers that hold the KV of others."""
 _MOST_NAMED = 8
 
@@ -98,8 +98,6 @@ class ByLayer:
         """``held``: a layer -> the one whose KV it holds, of these other ``ranks``, if any."""
         layers = sorted(held)
         of_rank = OF_RANK + ", ".join(map(str, sorted(ranks))) if ranks else ""
-        if len(layers) == 2 and not ranks and held == {layers[0]: layers[1], layers[1]: layers[0]}:
-            return f"{self._called(layers)}: {EXCHANGED}"
         first, hold = self._called(layers), "hold" if len(layers) > 1 else "holds"
         if of_rank and all(at == layer for at, layer in held.items()):
             return f"{first} {hold} the KV{of_rank}"

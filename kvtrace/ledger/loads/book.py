@@ -62,7 +62,7 @@ def look(
     loads: dict[int, dict[int, int]] = defaultdict(dict)
     for one in at_once:
         loads[one.asked.step][one.asked.request] = one.asked.positions[0]
-    return LoadsSeen(found, executed, dict(loads), len(at_once) == len(accepted), written)
+    return LoadsSeen(found, dict(loads), len(at_once) == len(accepted), written)
 
 
 def _synchronous(accepted: Sequence[Accepted]) -> list[Accepted]:

@@ -122,12 +122,12 @@ def _other_kv(token: LoadToken, wrong: Wrong) -> LoadOutcome:
     if wrong.unwritten:
         end = LoadEnd.PARTLY if token.others else LoadEnd.NOT_WRITTEN
         return LoadOutcome(end, Grade.PROVED, (_LEFT, wrong.why))
-    if _may_have_stood_there(token, wrong):
+    if _may_be_older_kv(token, wrong):
         return _NOT_OBSERVED
     return LoadOutcome(LoadEnd.ALTERED if wrong.altered else LoadEnd.WRONG, Grade.PROVED, (wrong.why,))
 
 
-def _may_have_stood_there(token: LoadToken, wrong: Wrong) -> bool:
+def _may_be_older_kv(token: LoadToken, wrong: Wrong) -> bool:
     """Whether nobody's KV in a block may be from before a load that nobody watched: others did not come."""
     return token.lacking and not token.watched and not wrong.whose
 

@@ -11,8 +11,6 @@ from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.decide import By, Sign, Signs, signs
 from kvtrace.ledger.loads.steps_seen import LoadEvidence
 from kvtrace.ledger.loads.written import Written
-from kvtrace.ledger.run import Worker
-from kvtrace.ledger.steps import NEVER_RAN, Executed
 from kvtrace.words import plural
 
 READ_ONLY = "the load read them there: what it filled may be a copy of them"
@@ -44,13 +42,9 @@ class LoadsSeen:
     """
 
     found: LoadEvidence
-    executed: Mapping[tuple[int, str], Executed]
     loads: Mapping[int, Mapping[int, int]]
     alone: bool
     written: Written
-
-    def ran(self, worker: Worker) -> Executed:
-        return self.executed.get(worker.key, NEVER_RAN)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _not_looked_at(worker: Worker, seen: LoadsSeen, step: int) -> LoadEnd | None
     """The end of a load whose step is not in the worker's trace, None where it is."""
     if worker.connector_live is False:
         return LoadEnd.NOT_WRITTEN
-    state = step_states(seen.ran(worker), worker.stop_reason, np.array([step]))[0]
+    state = step_states(seen.written.ran(worker), worker.stop_reason, np.array([step]))[0]
     if state == StepState.RAN:
         return None if worker.hooks_seen else LoadEnd.NOT_OBSERVED
     return LoadEnd.PENDING if state == StepState.NOT_REACHED else LoadEnd.NOT_OBSERVED
@@ -140,7 +140,7 @@ class _InStep:
         self._accepted, self._worker, self._seen = accepted, worker, seen
         self._step = accepted.asked.step
         self._waits = worker.connector is not None and worker.connector.does(hooks.WAIT_LAYER)
-        self._replayed = holds(seen.ran(worker).full, self._step)
+        self._replayed = holds(seen.written.ran(worker).full, self._step)
         self._started_t = int(loads.started_t[at])
         self._start_raised = loads.has(at, LoadStepBit.RAISED)
         self._not_called = not loads.has(at, LoadStepBit.STARTED) and loads.ever(LoadStepBit.STARTED)

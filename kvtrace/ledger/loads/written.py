@@ -46,6 +46,9 @@ class Written:
     hidden: frozenset[str] = frozenset()
     unrecorded: frozenset[str] = frozenset()
 
+    def ran(self, worker: Worker) -> Executed:
+        return self.executed.get(worker.key, NEVER_RAN)
+
     def known(self, worker: Worker) -> bool:
         """Whether this worker's writes can be seen at all."""
         return bool(self._of(worker).writes)
@@ -77,7 +80,7 @@ class Written:
             steps: in which they may have been written.
             used: the step whose attention reads them.
         """
-        slots, ran = self._of(worker), self.executed.get(worker.key, NEVER_RAN)
+        slots, ran = self._of(worker), self.ran(worker)
         touches = [*slots.writes.get(row, ()), *slots.aimed.get(row, ())]
         watched = bool(steps) and all(holds(ran.watched_loads, step) for step in steps)
         alike: dict[tuple[int, ...], Missing] = {}
@@ -144,8 +147,7 @@ class Written:
 
     def steps_after(self, workers: Sequence[Worker], t: int) -> int:
         """How many steps each of the workers began after that, at the least."""
-        ran = [self.executed.get(worker.key, NEVER_RAN).began_t for worker in workers]
-        return min((int((began > t).sum()) for began in ran), default=0)
+        return min((int((self.ran(worker).began_t > t).sum()) for worker in workers), default=0)
 
     def _of(self, worker: Worker) -> Slots:
         return self.slots.get(worker.key, NOTHING)

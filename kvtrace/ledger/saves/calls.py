@@ -22,7 +22,7 @@ from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.saves.windows import out_of_window
 from kvtrace.ledger.slots.reads import Touch, covered, in_layer
-from kvtrace.ledger.steps import locate
+from kvtrace.ledger.steps import Steps, locate
 from kvtrace.terms import Grade
 from kvtrace.trace import hooks
 
@@ -150,15 +150,17 @@ class WorkerCalls:
     Args:
         reached: as :func:`kvtrace.ledger.saves.pipeline.ends` gives it.
         windows: index of a KV layer -> tokens of its window.
+        unknown: steps of which it is not known what they stored.
     """
 
     def __init__(
-        self, watched: Watched, stores: Stores, reached: Ends, engine: Engine, windows: Mapping[int, int]
-    ) -> None:
+        self, watched: Watched, stores: Stores, reached: Ends, engine: Engine, windows: Mapping[int, int],
+        unknown: Steps,
+    ) -> None:  # fmt: skip
         self.watched, self.stores, self.reached = watched, stores, reached
         self._block, self._windows = max(1, engine.block_size), windows
         self._understood = not engine.unreadable_steps
-        self._unread_steps = engine.watched_steps
+        self._unread_steps = engine.watched_steps.union(unknown.sorted.tolist())
         self._no_order = engine.no_order
         self._slots = watched.slots
         self._layers = range(len(watched.worker.kv_layers))

@@ -89,7 +89,7 @@ def overwritten_by_rank(
         for index, one in enumerate(workers):
             cells = one.watched.table.steps.get(step, {})
             # a hook of the whole step writes for all layers that it read
-            whole = {} if one.watched.saves_per_layer else _latest(cells.values())
+            whole = {} if one.watched.worker.saves_per_layer else _latest(cells.values())
             for column, cell in cells.items():
                 if column != WHOLE and calls[index][row, column].end[0] == SaveEnd.SAVED:
                     layer = one.watched.worker.kv_layers[column]
@@ -122,5 +122,5 @@ def _common(watched: Watched) -> set[int]:
     for step, cells in watched.table.steps.items():
         for column, cell in cells.items():
             for target in cell.targets:
-                uses[target].add(column if watched.saves_per_layer else step)
+                uses[target].add(column if watched.worker.saves_per_layer else step)
     return {target for target, several in uses.items() if len(several) > 1}

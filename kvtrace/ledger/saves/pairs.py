@@ -199,7 +199,8 @@ def _calls(engine: Engine, stores: Stores, evidence: SaveEvidence) -> tuple[list
         ran = evidence.executed.get(worker.key, NEVER_RAN)
         reached = ends(worker, ran, evidence.coverage[worker.key])
         watched = evidence.watched[worker.key]
-        gathering.append(WorkerCalls(watched, stores, reached, engine, windows_of(engine, worker)))
+        windows = windows_of(engine, worker)
+        gathering.append(WorkerCalls(watched, stores, reached, engine, windows, evidence.unknown))
     calls = [one.gathered(evidence.swallowed) for one in gathering]
     replicated = _replicated(engine)
     gone, trust = (set[tuple[int, At]](), Trust()) if replicated else overwritten_by_rank(gathering, calls)

@@ -45,11 +45,6 @@ class Watched:
         )
         return found
 
-    @property
-    def saves_per_layer(self) -> bool:
-        """Whether what is written stands for the layer whose hook wrote it."""
-        return self.worker.connector is None or self.worker.connector.saves_per_layer
-
     def read_repeatedly(self, step: int, column: int) -> int:
         """Slots that one call read more than once, in a step in a layer."""
         cell = self.table.steps.get(step, {}).get(column)

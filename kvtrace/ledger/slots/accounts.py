@@ -423,7 +423,7 @@ def _of_connector(
         held if told else None,
         round(read[Account.WRITTEN]),
         round(sum(trace.slot_bytes.values())),
-        int(came.sum()) + sum(max(0, amount) for amount in _by_peer(sent)),
+        int(came.sum() + np.maximum(sent.amount, 0).sum()),
         len(own),
         sum(file.lost for file in own),
         int(came.sum()),
@@ -442,12 +442,6 @@ def _of_connector(
         )
     }
     return of_call, total
-
-
-def _by_peer(sent: _Moves) -> list[int]:
-    """Bytes that went to each."""
-    amounts = np.bincount(np.unique(sent.to, return_inverse=True)[1], sent.amount)
-    return [int(amount) for amount in amounts]
 
 
 def _moved(lost: float, lack: float) -> bool:

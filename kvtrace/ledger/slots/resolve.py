@@ -27,7 +27,6 @@ from kvtrace.trace.format import STEP_SHIFT, Flag, Role
 _LOADING = frozenset(LOADING)
 _SEVERAL = 3
 """Runs of slots that begin within blocks, and are as long as whole ones, by no chance."""
-_UNKNOWN = Accounts()
 
 
 def slots_of(
@@ -36,7 +35,7 @@ def slots_of(
     touches: Touches,
     given: Sequence[Given],
     requests: Mapping[int, Request],
-    told: Accounts = _UNKNOWN,
+    told: Accounts,
 ) -> Slots:
     """Resolve one worker's touched slots.
 
