@@ -977,8 +977,8 @@ def test_a_read_that_comes_late_and_in_time_is_saved(tmp_path: Path) -> None:
 def test_an_empty_step_says_nothing_if_reads_follow_save_hooks(
     tmp_path: Path, hook: str, fate: str, named: bool
 ) -> None:
-    """It reads when a request is over, and the metadata can't be read, or a part of it (``named``): more may be
-    read in any later step."""
+    """It reads when a request is over, and the metadata can't be read, or not all of it (``named``): more may
+    be read in any later step."""
     sim = cache(tmp_path)
     prefill(sim, "w", 0, 32, unreadable=True)
     step = sim.step([], tokens=0)
