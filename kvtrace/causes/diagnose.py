@@ -247,7 +247,7 @@ def _trust_note(run: Run, grades: Iterable[Mapping[Grade, int]], sent: Mapping[s
 def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
     """What no rule could look at in this run."""
     found = []
-    if case.run.engines and not case.run.device.any_calls:
+    if case.run.engines and not case.run.device.rows:
         cuda = any(engine.facts.platform == "cuda" for engine in case.run.engines)
         why = next(
             (worker.device_off for worker in case.run.workers() if worker.device_off),

@@ -10,6 +10,7 @@ from kvtrace.causes.outcomes import not_saved
 from kvtrace.causes.pipeline import Prompts, prompt_tokens
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.run import NO_KV
 from kvtrace.terms import FAULT, NOTE, Grade
 from kvtrace.words import count, percent, plural, sentence
 
@@ -65,7 +66,7 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     if not case.requests:
         return f"No request reached an engine in this run{_because(why)}."
     if all(engine.keeps_no_kv for engine in case.run.engines):
-        return f"{sentence(case.run.engines[0].why_no_kv)}."
+        return f"{sentence(NO_KV)}."
     partly = any(one.tokens for one in case.run.kept)
     reused = bool(case.run.total and not case.assigned)
     prompts = prompt_tokens(case)

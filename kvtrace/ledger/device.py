@@ -13,7 +13,7 @@ import numpy as np
 
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops, rows
-from kvtrace.trace.format import DETAIL_IS_OP, STEP_SHIFT, Flag
+from kvtrace.trace.format import DETAIL_IS_OP, Flag
 from kvtrace.trace.reader import Records
 
 BEHIND_NS = 100_000
@@ -86,9 +86,8 @@ class DeviceTotals:
     lost: int = 0
     own_ns: int = 0
     busy_ns: int = 0
-    any_calls: bool = False  # a killed process leaves calls of a step without the step
     rows: tuple[ClockRow, ...] = ()  # hooks, then ops, in the order of their codes
-    waits: Mapping[tuple[int, str], Waits] = field(default_factory=dict)  # (engine tag, hook)
+    waits: Mapping[str, Waits] = field(default_factory=dict)  # of each hook
 
 
 class DeviceTally:
@@ -98,7 +97,7 @@ class DeviceTally:
         # Of TimedStep: calls, untimed, lost, own_ns, busy_ns.
         self._sums = [0] * 5
         self._steps = 0
-        self._waits: dict[tuple[int, int], Waits] = {}  # (engine tag, hook's code)
+        self._waits: dict[int, Waits] = {}  # by the hook's code
         self._host = Histograms(_CODES)
         self._device = Histograms(_CODES)
         self._crossed: Counter[int] = Counter()
@@ -111,16 +110,14 @@ class DeviceTally:
         values, counts = np.unique(what[crossed], return_counts=True)
         self._crossed.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
         good = (call.device_ns >= 0) & ~crossed
-        zero = np.zeros(int(good.sum()), dtype=np.int64)
-        self._host.add(what[good], zero, call.host_ns[good])
-        self._device.add(what[good], zero, call.device_ns[good])
+        self._host.add(what[good], call.host_ns[good])
+        self._device.add(what[good], call.device_ns[good])
         behind = (call.before_ns >= BEHIND_NS) & (what < _FIRST_OP)
-        tags = call.step >> STEP_SHIFT
-        for tag in np.unique(tags[behind]).tolist():
-            of_engine = behind & (tags == tag)
-            for hook in np.unique(what[of_engine]).tolist():
-                waits = _waits(rows.columns(rows.DeviceCall, table[of_engine & (what == hook)]))
-                self._waits[(tag, hook)] = self._waits.get((tag, hook), Waits()) + waits
+        for hook in np.unique(what[behind]).tolist():
+            self._add_waits(hook, _waits(rows.columns(rows.DeviceCall, table[behind & (what == hook)])))
+
+    def _add_waits(self, hook: int, waits: Waits) -> None:
+        self._waits[hook] = self._waits.get(hook, Waits()) + waits
 
     def add_steps(self, table: Records) -> None:
         """TIMED records."""
@@ -135,8 +132,8 @@ class DeviceTally:
     def merge(self, other: DeviceTally) -> None:
         self._steps += other._steps
         self._add_sums(other._sums)
-        for key, waits in other._waits.items():
-            self._waits[key] = self._waits.get(key, Waits()) + waits
+        for hook, waits in other._waits.items():
+            self._add_waits(hook, waits)
         self._host.merge(other._host)
         self._device.merge(other._device)
         self._crossed.update(other._crossed)
@@ -150,21 +147,17 @@ class DeviceTally:
             lost=lost,
             own_ns=own,
             busy_ns=busy,
-            any_calls=bool(self._crossed) or any(self._host.totals),
             rows=tuple(self._rows()),
-            waits={(tag, hooks.name_of(hook)): waits for (tag, hook), waits in self._waits.items()},
+            waits={hooks.name_of(hook): waits for hook, waits in self._waits.items()},
         )
 
     def _rows(self) -> Iterable[ClockRow]:
-        of_hook: dict[int, Waits] = {}
-        for (_, hook), waits in self._waits.items():
-            of_hook[hook] = of_hook.get(hook, Waits()) + waits
         for what in range(_CODES):
             is_hook = what < _FIRST_OP
             name = hooks.name_of(what) if is_hook else ops.name_of(what - _FIRST_OP)
             count, crossed = self._host.count(what), self._crossed[what]
             if name and count + crossed:
-                waits = of_hook.get(what, Waits())
+                waits = self._waits.get(what, Waits())
                 yield ClockRow(
                     name=name,
                     kind="hook" if is_hook else "op",

@@ -115,32 +115,15 @@ NOT_ARRIVED = (
 
 
 class Blind(IntEnum):
-    """Why something cannot be told: all that the ledger knows of not knowing. Its values are codes in
-    arrays."""
+    """Why something cannot be told, as far as that makes a difference."""
 
     NO = 0
-    STEP_NOT_WATCHED = 1
-    """The step was not watched for what it reads."""
+    UNSEEN = 1
+    """It was not watched or not recorded, or which slots, or whose, were read is not known."""
     OUT_OF_SIGHT = 2
     """KV may have been copied where nothing is recorded: in foreign threads or native code, by address."""
-    SLOTS_UNKNOWN = 3
-    """Slots were read, and it is not known which."""
-    COPIES_LATER = 4
-    """This connector copies some steps later: of these it is not known that they were watched."""
-    TRACE_CUT = 5
-    """The trace ends, or has a gap, before it could be seen."""
-    OTHER_SLOTS = 6
-    """This worker reads other slots than those of its tokens: whose a read is, is not known."""
-    OUT_OF_WINDOW = 7
-    """The layer's window had moved on: a connector need not keep it."""
-    METADATA_UNREAD = 8
+    METADATA_UNREAD = 3
     """The step's metadata, or what it stores, is not understood."""
-    NAMED_EARLY = 9
-    """The metadata named it before it was computed: whether the worker waits for it is not said."""
-    NO_RECORD = 10
-    """No record says that it was computed, or how its step went."""
-    UNTOLD = 11
-    """The hooks ran, and what they did to it is not seen."""
 
 
 OTHERS_READ = frozenset({SaveEnd.MISPLACED, SaveEnd.READ_LATE})
@@ -154,13 +137,12 @@ class Outcome:
     """What became of a token: one of :data:`kvtrace.terms.OUTCOMES`, or NOT_SAVED or NOT_LOADED. ``end`` says
     where its way ended: a SaveEnd of NOT_SAVED, or of NOT_OBSERVED where it may have ended there, a LoadEnd
     of NOT_LOADED, else None. ``grade``: how well that is seen. ``sent_to``: the peer, where of what was saved
-    nothing but its leaving for one was seen. ``blind``: why it is not observed."""
+    nothing but its leaving for one was seen."""
 
     name: str
     end: SaveEnd | LoadEnd | None = None
     grade: Grade = Grade.DECLARED
     sent_to: str = ""
-    blind: Blind = Blind.NO
 
     @property
     def code(self) -> int:

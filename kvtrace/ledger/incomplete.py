@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Run
@@ -11,7 +11,7 @@ from kvtrace.trace.format import STEP_MASK, Stop
 from kvtrace.trace.reader import SpoolInfo
 from kvtrace.words import of_all, plural
 
-_STOPS = {
+_STOPS: Mapping[int, str] = {
     Stop.SIZE_LIMIT: "its spool reached twice the limit (--limit)",
     Stop.WRITE_FAILED: "a write failed (disk full, quota)",
     Stop.AGENT_ERROR: "the agent failed there",
@@ -67,7 +67,5 @@ def in_the_open(scans: Sequence[SpoolScan]) -> Sequence[str]:
 
 
 def _why(spool: SpoolInfo) -> str:
-    for stop, words in _STOPS.items():
-        if spool.stop == stop:
-            return words
-    return f"its spool is {spool.end}" if spool.end in ("cut", "damaged") else ""
+    cut = f"its spool is {spool.end}" if spool.end in ("cut", "damaged") else ""
+    return _STOPS.get(spool.stop or Stop.CLEAN, cut)

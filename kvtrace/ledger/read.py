@@ -25,7 +25,7 @@ from kvtrace.ledger.loads.book import ask, balance, follow, look
 from kvtrace.ledger.loads.resumed import ask_resumed, follow_resumed
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, by_engine, collect
-from kvtrace.ledger.run import Engine, PairKept, Part, PromptSteps, Run, RunError, RunRequest, Worker
+from kvtrace.ledger.run import NO_KV, Engine, PairKept, Part, PromptSteps, Run, RunError, RunRequest, Worker
 from kvtrace.ledger.saves.assign import RequestSaves, Saves, assign
 from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.measured import MeasuredCells, measure
@@ -46,7 +46,7 @@ from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.values import without_collector
 from kvtrace.trace import facts
 from kvtrace.trace.facts import Limit, WatchLimitsFact
-from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
+from kvtrace.trace.format import STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
 from kvtrace.trace.rest_file import RestFile, read_rest_file
 from kvtrace.trace.run_file import RunFile, read_run_file
@@ -183,7 +183,7 @@ def _books(
         apart=contents.apart, from_apart=contents.from_apart,
         total=saves.total,
         notes=[*unfinished(requests), *_ended_badly(files[0], scans), *_notes(found, engines)],
-        partly_watched=list(_partly_watched(scans, requests)),
+        partly_watched=_partly_watched(scans, requests),
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust, whole=saves.whole, kept=_kept(engines, saves),
@@ -430,16 +430,10 @@ def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:
     lost = sum(request.engine not in known for request in found.requests)
     if lost:
         notes.append(f"{lost} requests never reached a scheduler that is known: they are not in the ledgers")
-    if found.negative_answers:
-        ident, step, answer = found.negative_answers[0]
-        notes.append(
-            f"{len(found.negative_answers)} lookups were answered with a negative number of tokens "
-            f"(first: {answer} for request {ident} in step {step & STEP_MASK}): counted as 0"
-        )
     for engine in engines:
         notes += _other_layers(engine)
         if engine.keeps_no_kv:
-            notes.append(engine.why_no_kv)
+            notes.append(NO_KV)
         elif not engine.pairs_known:
             notes.append(
                 "no worker of one engine reported its KV layers: "
@@ -451,15 +445,16 @@ def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:
     return notes
 
 
-def _partly_watched(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Iterator[PromptSteps]:
-    """Of workers in which not all steps were watched."""
+def _partly_watched(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> PromptSteps | None:
+    """Of workers in which not all steps were watched; None where there are none."""
     computing = np.array(sorted({chunk.step for one in requests for chunk in one.chunks}), dtype=np.int64)
-    for one in scans:
-        if any(limit.kind == Limit.STEPS for limit in one.facts_of(WatchLimitsFact)):
-            for ran in one.executed.values():
-                steps = np.intersect1d(ran.steps, computing)
-                seen = np.isin(steps, np.union1d(ran.watched, ran.watched_loads)).sum()
-                yield PromptSteps(one.pid, int(seen), len(steps))
+    watched = steps = 0
+    partly = [one for one in scans if any(it.kind == Limit.STEPS for it in one.facts_of(WatchLimitsFact))]
+    for ran in (ran for one in partly for ran in one.executed.values()):
+        here = np.intersect1d(ran.steps, computing)
+        watched += int(np.isin(here, np.union1d(ran.watched, ran.watched_loads)).sum())
+        steps += len(here)
+    return PromptSteps(watched, steps) if partly else None
 
 
 _KEPT = {
@@ -490,7 +485,7 @@ def _request_table(
                 of.local, of.external, -1 if lookup is None else max(0, lookup.answer or 0),
                 len(r.chunks), tuple(c.end - c.start for c in r.chunks[:_CHUNKS_SHOWN]),
                 r.first_step, r.last_step, r.block, finish.status if finish else "",
-                finish.t if finish else 0, r.digest, r.prefix, r.preemptions, bool(r.lookups), r.t_first,
+                finish.t if finish else 0, r.digest, r.prefix, r.preemptions, r.t_first,
                 r.chunks[0].step if r.chunks else 0, of.saved, of.unsaved, of.diverged, r.preempt_step,
                 r.arrived, r.grown[0].step if r.grown else 0,
             )

@@ -47,12 +47,11 @@ class ComputedChunk(NamedTuple):
 
 
 class PromptGrowth(NamedTuple):
-    """The next part of a streaming session, from a step on."""
+    """The next part of a streaming session's prompt, from a step on."""
 
     step: int
     start: int  # positions that had KV by then
     before: int  # the prompt until then; what stands between it and ``start`` was generated
-    prompt: int  # the prompt from then on
 
 
 class StoreEntry(NamedTuple):
@@ -65,14 +64,6 @@ class StoreEntry(NamedTuple):
     available: int  # positions with KV at the end of that step
     asynchronous: bool
     implied: bool = False  # measured on the workers, in no metadata
-
-
-class LoadEntry(NamedTuple):
-    """A load entry of the connector's metadata; ``slots``, ``start``: -1 where it does not say."""
-
-    step: int
-    slots: int
-    start: int
 
 
 class RequestEnd(NamedTuple):
@@ -115,7 +106,7 @@ class Request:
     lookups: tuple[Admission, ...] = ()
     chunks: tuple[ComputedChunk, ...] = ()
     entries: tuple[StoreEntry, ...] = ()
-    load_entries: tuple[LoadEntry, ...] = ()
+    load_steps: tuple[int, ...] = ()  # those whose metadata names a load of it
     reused: tuple[Interval, ...] = ()  # from the GPU's own prefix cache
     external: tuple[Interval, ...] = ()  # from the connector
     finish: RequestEnd | None = None
@@ -163,7 +154,7 @@ class Request:
     def without_kv(self) -> Request:
         """The request in a model that keeps no KV of tokens."""
         return replace(
-            self, computed=0, lookups=(), chunks=(), entries=(), load_entries=(), reused=(), external=()
+            self, computed=0, lookups=(), chunks=(), entries=(), load_steps=(), reused=(), external=()
         )
 
     @property
@@ -176,11 +167,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Requests:
-    """All requests of a run in order of arrival, and what could not be read of the connector."""
+    """All requests of a run in order of arrival, and the steps whose metadata could not be read."""
 
     requests: tuple[Request, ...]
-    unreadable: Steps  # steps whose metadata could not be read
-    negative_answers: tuple[tuple[str, int, int], ...]  # lookups: id, step, answer
+    unreadable: Steps
 
 
 def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
@@ -207,7 +197,6 @@ def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
             draft.settled(tuple(transfers.get(row, ())), steps) for row, draft in enumerate(drafts)
         ),
         unreadable=steps,
-        negative_answers=tuple(sorted(answer for reader in readers for answer in reader.negative_answers)),
     )
 
 
@@ -245,7 +234,7 @@ class _Draft:
     lookups: list[Admission] = field(default_factory=list)
     chunks: list[ComputedChunk] = field(default_factory=list)
     stores: list[StoreEntry] = field(default_factory=list)  # positions and sizes as the metadata gave them
-    loads: list[LoadEntry] = field(default_factory=list)
+    load_steps: set[int] = field(default_factory=set)
     reused: list[Interval] = field(default_factory=list)
     external: list[Interval] = field(default_factory=list)
     finish: RequestEnd | None = None
@@ -277,7 +266,7 @@ class _Draft:
 
     def grow(self, row: rows.Growth) -> None:
         if row.prompt > self.prompt >= 0:
-            self.grown.append(PromptGrowth(row.step, max(0, row.start), self.prompt, row.prompt))
+            self.grown.append(PromptGrowth(row.step, max(0, row.start), self.prompt))
             self.prompt = row.prompt
 
     def begins_with(self, row: rows.Prefixes) -> None:
@@ -352,11 +341,6 @@ class _Draft:
         if entry not in self.stores[-_SAME_STEP:]:
             self.stores.append(entry)
 
-    def load(self, row: rows.MetadataEntry) -> None:
-        entry = LoadEntry(row.step, row.slots, row.start)
-        if entry not in self.loads[-_SAME_STEP:]:
-            self.loads.append(entry)
-
     def preempt(self, row: rows.Preemption) -> None:
         self.preemptions += 1
         self.preempt_step = max(self.preempt_step, row.step)
@@ -382,7 +366,7 @@ class _Draft:
             entries=tuple(_placed(self, prompt, computed)),
             unread=self.unread or bool(self.chunks and self.chunks[-1].step in unreadable),
             transfers=transfers,
-            load_entries=tuple(self.loads),
+            load_steps=tuple(sorted(self.load_steps)),
             reused=tuple(self.reused),
             external=tuple(self.external),
             finish=self.finish,
@@ -442,14 +426,13 @@ class _SpoolReader:
         self.drafts: list[_Draft] = []
         self.unreadable: list[int] = []
         self._unsized: set[int] = set()
-        self.negative_answers: list[tuple[str, int, int]] = []
 
     def read(self) -> None:
         readers: dict[int, tuple[type[Any], Callable[[Any], None]]] = {  # by the head's lowest byte
             Kind.REQUEST: (rows.Arrival, self._arrival),
             Kind.PREFIX: (rows.Prefixes, self._prefixes),
             Kind.GROWN: (rows.Growth, self._to(_Draft.grow)),
-            Kind.LOOKUP: (rows.Lookup, self._lookup),
+            Kind.LOOKUP: (rows.Lookup, self._to(_Draft.look_up)),
             Kind.ALLOC: (rows.Allocation, self._to(_Draft.allocate)),
             Kind.CHUNK: (rows.Chunk, self._chunk),
             Kind.META: (rows.MetadataEntry, self._metadata),
@@ -498,12 +481,6 @@ class _SpoolReader:
         if draft is not None:
             draft.begins_with(row)
 
-    def _lookup(self, row: rows.Lookup) -> None:
-        draft = self._draft(row.request, row.step, row.t0)
-        draft.look_up(row)
-        if row.external < 0 and row.external != NONE_ANSWER:
-            self.negative_answers.append((draft.id, row.step, row.external))
-
     def _chunk(self, row: rows.Chunk) -> None:
         if row.step > 0 and row.step & STEP_MASK:
             self._draft(row.request, row.step, row.t).compute(row)
@@ -524,7 +501,7 @@ class _SpoolReader:
         elif not marks & Flag.LOAD and row.request:
             self._draft(row.request, row.step, row.t).unread = True
         if marks & Flag.LOAD and row.request:
-            self._draft(row.request, row.step, row.t).load(row)
+            self._draft(row.request, row.step, row.t).load_steps.add(row.step)
 
     def _finish(self, row: rows.Finish) -> None:
         draft = self._draft(row.request, row.step, row.t)

@@ -23,7 +23,6 @@ from kvtrace.trace import hooks
 from kvtrace.trace.reader import SpoolInfo
 from kvtrace.trace.run_file import RunFile
 from kvtrace.trace.stuck_file import StuckFile
-from kvtrace.words import count, plural
 
 # ----------------------------------------------------------------------------- tables
 
@@ -61,18 +60,14 @@ class SkippedSteps(NamedTuple):
     """A row of Run.skips: attention bodies in real steps, by why the connector's hooks did not run."""
 
     engine: int
-    pid: int
-    rank: int
     skip: str  # name of a kvtrace.trace.format.Skip
     layer_steps: int
 
 
 class CallTimes(NamedTuple):
-    """A row of Run.timing."""
+    """A row of Run.timing: a hook's calls in host time."""
 
     hook: str
-    kind: str  # hook | op
-    clock: str
     calls: int
     p50_ns: float
     p99_ns: float
@@ -103,7 +98,6 @@ class RunRequest(NamedTuple):
     digest: int
     prefix: int
     preemptions: int
-    looked_up: bool
     t_first: int
     chunk_step: int  # of the first chunk
     saved: int  # token-layers
@@ -136,8 +130,7 @@ class LostSpan(NamedTuple):
     end: int
     pairs: int  # how many
     phase: str  # prefill | decode
-    chunk: int  # index of the prefill chunk that computed it, -1 for decode
-    step: int  # that chunk's step, 0 for decode
+    step: int  # in which a prefill chunk computed it, 0 for decode
     ended: SaveEnd
     live: bool  # whether the worker had a connector
     grade: Grade
@@ -164,17 +157,15 @@ class RunError(KvtraceError):
 
 @dataclass(frozen=True)
 class Process:
-    """One process of the run. ``name`` is for people: "engine core", "worker 0", ..."""
+    """One process of vLLM, or with a spool. ``name`` is for people: "engine core", "worker 0", ..."""
 
     pid: int
-    ppid: int
     name: str
     role: str  # front | scheduler | worker | other
     rank: int | None
     spool: str | None  # file name, None where the agent never wrote
     records: int
     end: str  # how the spool ends: trailer | open | cut | damaged | ""
-    vllm: bool
     header: documents.Header = field(default_factory=documents.Header)
 
     @property
@@ -281,6 +272,9 @@ class Worker:
         return self.engine, self.spool
 
 
+NO_KV = "no layer of this model keeps KV of tokens: there are no tokens to count"
+
+
 @dataclass(frozen=True)
 class Engine:
     """One scheduler instance and its workers. ``facts.known``: whether a scheduler announced it."""
@@ -382,17 +376,6 @@ class Engine:
         return told and all(worker.facts.worker_class and not worker.kv_layers for worker in self.workers)
 
     @property
-    def why_no_kv(self) -> str:
-        """What there is in place of KV of tokens, where no layer keeps any."""
-        if "state" in self.other_layers.values():
-            return (
-                "no layer of this model keeps KV of tokens, only a state a request: nothing of it is counted"
-            )
-        return (
-            "no layer of this model keeps KV of tokens: there is nothing that a connector could save or load"
-        )
-
-    @property
     def other_layers(self) -> dict[str, str]:
         """Layers in the KV cache, over all ranks, that keep no KV of tokens, and what they keep."""
         return {layer: kept for worker in self.workers for layer, kept in worker.facts.other_layers.items()}
@@ -452,15 +435,10 @@ class WatchLimits(documents.WatchLimitsFact):
 
 
 class PromptSteps(NamedTuple):
-    """Of a worker's ``steps`` with prompt tokens ``watched`` were watched, the others not."""
+    """Of the workers' ``steps`` with prompt tokens ``watched`` were watched, the others not."""
 
-    pid: int
     watched: int
     steps: int
-
-    def __str__(self) -> str:
-        share = f"{count(self.watched)} of {plural(self.steps, 'step')}"
-        return f"{share} with prompt tokens were watched in process {self.pid}, the others not"
 
 
 @dataclass(frozen=True)
@@ -591,7 +569,6 @@ class OutsideBytes(NamedTuple):
     far as they are known; ``empty``: that it opened several files, none ever held a byte, and none went to
     a peer."""
 
-    spool: str
     connector: int
     read: int
     came: int | None
@@ -614,8 +591,7 @@ class Span:
     start: int
     end: int
     outcome: Outcome
-    chunk: int  # index of the prefill chunk that computed them, -1 for none
-    step: int  # that chunk's step, 0 for none
+    step: int  # in which a prefill chunk computed them, 0 for none
     live: bool  # whether the worker had a connector
     pairs: tuple[int, ...]
     """Pairs of the engine: its workers in order, each with its KV layers in order."""
@@ -667,7 +643,8 @@ class Run:
     """Why an engine never came up, the innermost processes only."""
     ended_in_steps: Sequence[StartFailure] = ()
     """What raised out of a step of an engine core, and ended it."""
-    partly_watched: Sequence[PromptSteps] = ()
+    partly_watched: PromptSteps | None = None
+    """Of the workers in which not all steps were watched."""
     load_rows: Sequence[LoadOf] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""
     lost_resumed: Sequence[LostResumed] = ()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvtrace.ledger.device import DeviceTally
 from kvtrace.ledger.side_by_side import Add, silent
-from kvtrace.ledger.steps import Array, Executed, real_step
+from kvtrace.ledger.steps import Array, Executed, real_step, spent
 from kvtrace.trace import facts, hooks, rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, pack_head
 from kvtrace.trace.reader import Documents, Records, Spool, SpoolInfo, of_type
@@ -244,7 +244,6 @@ def _executed(table: Records) -> Executed:
     kinds, counts = np.unique(mode, return_counts=True)
     captured = (marks[~idle][first] & Flag.CAPTURE) != 0
     began = np.argsort(ran.t0, kind="stable")
-    spans = np.clip(ran.t1.astype(float) - ran.t0.astype(float), 0, None)
     return Executed(
         steps=steps,
         mode_of=mode.astype(np.int8),
@@ -258,7 +257,7 @@ def _executed(table: Records) -> Executed:
         watched_loads=np.unique(ran.step[(marks & Flag.LOAD) != 0]),
         began_steps=ran.step[began],
         began_t=ran.t0[began],
-        nanoseconds=int(spans.sum()),
+        nanoseconds=int(spent(ran.t0, ran.t1).sum(dtype=float)),
         first_t=int(ran.t0[0]),
         last=int(ran.step.max()),
     )

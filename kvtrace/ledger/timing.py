@@ -42,26 +42,14 @@ class Histograms:
             self._counts[code] = np.zeros(BUCKETS, dtype=np.int64)
         return self._counts[code]
 
-    def add(self, code: NDArray[np.int64], t0: NDArray[np.int64], t1: NDArray[np.int64]) -> None:
-        """Calls with their code and host times; codes out of range are left out."""
-        good = (code >= 0) & (code < self._codes)
-        if not good.all():
-            code, t0, t1 = code[good], t0[good], t1[good]
-        if not len(code):
-            return
+    def add(self, codes: NDArray[np.int64], spans: NDArray[np.int64]) -> None:
+        """Calls by their code and duration (ns); codes out of range are left out."""
         # A corrupt record can hold any pair of times: the difference is bounded, not trusted.
-        spans = np.clip(t1 - t0, 0, 1 << 62)
-        here = np.flatnonzero(np.bincount(code, minlength=self._codes))
-        place = np.zeros(self._codes, dtype=np.int64)
-        place[here] = np.arange(len(here))
-        at = place[code]
-        counts = np.bincount(at * BUCKETS + buckets(spans), minlength=BUCKETS * len(here))
-        totals = np.bincount(at, spans, minlength=len(here))
-        for i, of_code, total in zip(
-            here.tolist(), counts.reshape(-1, BUCKETS), totals.tolist(), strict=True
-        ):
-            self._of(i)[:] += of_code
-            self.totals[i] += int(total)
+        spans = np.clip(spans, 0, 1 << 62)
+        for code in np.flatnonzero(np.bincount(codes)[: self._codes]).tolist():
+            mine = spans[codes == code]
+            self._of(code)[:] += np.bincount(buckets(mine), minlength=BUCKETS)
+            self.totals[code] += int(mine.sum(dtype=float))
 
     def merge(self, other: Histograms) -> None:
         """Add another one of the same codes."""

@@ -203,14 +203,12 @@ def _processes(scans: Sequence[SpoolScan], run: RunFile, engines: Sequence[Engin
         found.append(
             Process(
                 pid=scan.pid,
-                ppid=scan.header.ppid,
                 name=name,
                 role=role if role in ("front", "scheduler", "worker") else "other",
                 rank=rank,
                 spool=scan.name,
                 records=scan.info.records,
                 end=scan.info.end,
-                vllm=True,
                 header=scan.header,
             )
         )
@@ -221,7 +219,7 @@ def _processes(scans: Sequence[SpoolScan], run: RunFile, engines: Sequence[Engin
             # A process that a traced one forked has its name until it gives itself another.
             helper = row.ppid in traced and listed.get(row.ppid, ListedProcess()).name == row.name
             role = "other" if helper else _role_of(name)
-            found.append(Process(pid, row.ppid, name, role, None, None, 0, "", True))
+            found.append(Process(pid, name, role, None, None, 0, ""))
     order = {"front": 0, "scheduler": 1, "worker": 2, "other": 3}
     found.sort(key=lambda p: (order[p.role], p.rank if p.rank is not None else -1, p.pid, p.spool or ""))
     return found

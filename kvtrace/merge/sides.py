@@ -63,7 +63,7 @@ def _stretches(spans: Sequence[Span], prompt: int, pairs: int) -> list[Stretch]:
     for start, end in itertools.pairwise(edges):
         here = [span for span in spans if span.start <= start < span.end]
         word, grade = _word(here, pairs)
-        computed = any(span.chunk >= 0 for span in here)
+        computed = any(span.step > 0 for span in here)
         last = found[-1] if found else None
         if last and (last.word, last.grade, last.computed, last.end) == (word, grade, computed, start):
             found[-1] = Stretch(last.start, end, word, grade, computed)

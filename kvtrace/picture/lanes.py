@@ -103,7 +103,7 @@ def _step_outcomes(spans: Sequence[Span]) -> dict[int, dict[int, Counter[CellKin
     """Row of a request -> step -> what became of its tokens: token-layers by kind."""
     found: dict[int, dict[int, Counter[CellKind]]] = defaultdict(lambda: defaultdict(Counter))
     for span in spans:
-        if span.step > 0 and span.chunk >= 0:
+        if span.step > 0:
             kind = kinds.of_outcome(span.outcome)
             found[span.request][span.step][kind] += (span.end - span.start) * len(span.pairs)
     return found

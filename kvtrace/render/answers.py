@@ -31,9 +31,7 @@ _ATTENTION = "attention"
 def where(report: Report) -> str:
     """``In /mnt/kv: 16 files, 4.2 MiB.``"""
     saved = tokens_of(report["ledger"]["saves"], SAVED)
-    written = report.get("places")
-    if written is None:  # reports of before
-        return "Where to is not in this report: a newer kvtrace writes it." if saved else _nothing(report)
+    written = report["places"]
     there = [one for one in written if one["kind"] != "configured"]
     least = "at least " if report["limits"].get("partly_watched") else ""
     shown = [_place(one, least) for one in there[:_SHOWN_PLACES]]
@@ -220,10 +218,8 @@ SAVED_WORDS = (
 
 
 def generated(report: Report) -> str:
-    """``34 generated tokens: never offered for saving.``; "" where there are none, or no report says."""
+    """``34 generated tokens: never offered for saving.``; "" where there are none."""
     ledger = report["ledger"]["saves"]
-    if "prompts" not in ledger:
-        return ""
     saved = next(words for grades, words in SAVED_WORDS if grade_of(ledger) in grades)
     prompts, of = ledger["prompts"], dict[str, int]()
     for name in ledger["accounts"]:

@@ -11,10 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvtrace.gate.shares import grade_of
 from kvtrace.labels import OUTCOMES, label
 from kvtrace.render import answers
-from kvtrace.render.answers import tokens_of
 from kvtrace.render.page import (
     Badge,
     Code,
@@ -155,7 +153,7 @@ class _Line(NamedTuple):
 def _saves(report: Report, room: _Room) -> Page:
     """What became of the prompt tokens that were computed here, as the verdict counts them; where there are
     many outcomes, the smallest that are no fault summed."""
-    amounts = _amounts(report)
+    amounts = report["ledger"]["saves"]["prompts"]
     total = sum(sum(of.values()) for of in amounts.values())
     if not total:
         return []
@@ -173,18 +171,8 @@ def _saves(report: Report, room: _Room) -> Page:
         for one in lines
     ]  # fmt: skip
     columns = (Column("outcome"), Column("tokens", right=True), Column("share", right=True), Column(""))
-    here = "prompts" in report["ledger"]["saves"]
-    title = f"Of {plural(total, 'prompt token')} computed here" if here else f"Of {plural(total, 'token')}"
+    title = f"Of {plural(total, 'prompt token')} computed here"
     return [Table(columns, rows, title, gap=room.gaps), Paragraph(answers.generated(report))]
-
-
-def _amounts(report: Report) -> dict[str, dict[str, int]]:
-    """Outcome -> tokens by how well that is seen; of reports of before, of all tokens."""
-    ledger = report["ledger"]["saves"]
-    if "prompts" in ledger:
-        return ledger["prompts"]
-    of = {name: tokens_of(ledger, name) for name in ledger["accounts"]}
-    return {name: {grade_of(ledger, name): tokens} for name, tokens in of.items() if tokens}
 
 
 def _lines(report: Report, name: str, grades: dict[str, int]) -> Iterator[_Line]:

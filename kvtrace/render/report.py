@@ -233,8 +233,7 @@ def _ledger(title: str, ledger: LedgerRow, everything: str) -> Page:
     notes = [f"{count(ledger['total'])} token-layers, totals match exactly"]
     trust, note = ledger["trust"], clean(ledger["trust_note"])
     if trust != "none":
-        told = "grades" in ledger or note.startswith(trust)
-        notes.append(note if told else f"{trust}: {note}" if note else trust)
+        notes.append(note)
     said = Paragraph(" · ".join(filter(None, notes)), "dim", indent=True)
     return [Table(columns, rows, title), said]
 
@@ -607,10 +606,8 @@ def limits(report: Report) -> list[str]:
 
 
 def _recorders(report: Report) -> str:
-    """Which recorder wrote, where the report says it: a call of a hook costs twice as much in Python."""
+    """Which recorder wrote: a call of a hook costs twice as much in Python."""
     tracer, processes = report["limits"]["tracer"], report["run"]["processes"]
-    if "in_c" not in tracer:
-        return ""
     written = sum(process["records"] > 0 for process in processes)
     left = written - tracer["in_c"]
     return f"; {left} of {written} processes recorded in Python" if left > 0 else "; recorded in C"

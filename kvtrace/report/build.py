@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 from kvtrace import __version__, causes, ledger
 from kvtrace.causes import diagnosis as cause_model
@@ -19,21 +19,21 @@ from kvtrace.grouped import grouped
 from kvtrace.ledger import run as ledger_model
 from kvtrace.ledger.device import ClockRow as DeviceTiming
 from kvtrace.ledger.device import DeviceTotals
-from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
 from kvtrace.ledger.run import HookSteps, OpSteps
-from kvtrace.ledger.states.outcome import Book
 from kvtrace.report import model
 from kvtrace.report.digest import seal
+from kvtrace.report.graphs import asked_for, graph_rows, runner_of, used_by
+from kvtrace.report.published import SCHEMA, ReportError
 from kvtrace.report.running import left_behind, still_running
-from kvtrace.report.shape import row, whole
+from kvtrace.report.shape import row
 from kvtrace.report.validate import problem
 from kvtrace.terms import Grade
 from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, EngineFact, Header, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
+from kvtrace.words import count, plural
 
 T = TypeVar("T")
 Covered = TypeVar("Covered", HookSteps, OpSteps)
-_TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
 
 
 def build_report(run_dir: str | Path, progress: ledger.Progress = ledger.unwatched) -> model.Report:
@@ -46,15 +46,16 @@ def build_report(run_dir: str | Path, progress: ledger.Progress = ledger.unwatch
     run = ledger.read_run(run_dir, progress=progress)
     report = assemble(run, causes.diagnose(run))
     if found := problem(report, model.report_schema()):
-        raise model.ReportError(
-            "the trace makes no valid report", run_dir, found, "its spools may be damaged"
-        )
+        raise ReportError("the trace makes no valid report", run_dir, found, "its spools may be damaged")
     return seal(report)
 
 
 def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.Report:
     """The report of an analysed run; not yet checked against the schema."""
-    notes: list[str] = [*run.notes, *map(str, run.partly_watched)]
+    notes = list(run.notes)
+    if few := run.partly_watched:
+        share = f"{count(few.watched)} of {plural(few.steps, 'step')}"
+        notes.append(f"{share} with prompt tokens were watched, the others not")
     for pid, where, error in run.agent_errors:
         off = f"the agent turned (a part of) itself off at {where}"
         what = "not every call of a hook is seen" if where == HOOKS else off
@@ -64,7 +65,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         if worker.device_off:
             notes.append(f"device times were not taken in {worker.process}: {worker.device_off}")
     report: model.Report = {
-        "schema": model.SCHEMA,
+        "schema": SCHEMA,
         "run": _run(run, notes),
         "verdict": diagnosis.verdict,
         "instrumentation": _instrumentation(run),
@@ -84,10 +85,10 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "ruled_out": [row(model.RuledOutRow, one) for one in diagnosis.ruled_out],
         "not_observed": [row(model.NotObservedRow, one) for one in diagnosis.not_observed],
         "requests": _requests(diagnosis.requests),
-        "timing": [row(model.TimingRow, one, count=one.calls) for one in run.timing if one.kind == "hook"],
+        "timing": [row(model.TimingRow, one, clock="host", count=one.calls) for one in run.timing],
         "limits": _limits(run, notes),
+        "places": [row(model.PlaceRow, one) for one in run.places[: model.MAX_PLACES]],
     }
-    report["places"] = [row(model.PlaceRow, one) for one in run.places[: model.MAX_PLACES]]
     if logged := _logged(run):
         report["logged"] = logged
     if layers := _layers(run):
@@ -120,10 +121,7 @@ def _limits(run: ledger_model.Run, notes: list[str]) -> model.Limits:
         },
     }
     if few := run.partly_watched:
-        limits["partly_watched"] = {
-            "watched": sum(one.watched for one in few),
-            "steps": sum(one.steps for one in few),
-        }
+        limits["partly_watched"] = {"watched": few.watched, "steps": few.steps}
     return limits
 
 
@@ -168,8 +166,7 @@ def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
 
 
 def _process(one: ledger_model.Process) -> model.ProcessRow:
-    role = one.role if one.role in _ROLES else "other"
-    return row(model.ProcessRow, one, role=role, spool=f"{SPOOL_DIR}/{one.spool}" if one.spool else None)
+    return row(model.ProcessRow, one, spool=f"{SPOOL_DIR}/{one.spool}" if one.spool else None)
 
 
 def _engine(one: ledger_model.Engine) -> model.EngineRow:
@@ -308,16 +305,14 @@ def _ledgers(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.L
     return found
 
 
-def _state_book(one: Book) -> model.StateBook:
-    one.check()
-    return row(model.StateBook, one)
+def _state_book(accounts: Mapping[str, int]) -> model.StateBook:
+    return {"total": sum(accounts.values()), "accounts": dict(accounts)}
 
 
 def _ledger(one: ledger_model.Ledger[str]) -> model.LedgerRow:
     one.check()
-    trust = one.trust if one.trust in _TRUSTS else "unknown"
     return row(
-        model.LedgerRow, one, unit="token-layers", trust=trust, grades=_by_grade(one.grades),
+        model.LedgerRow, one, unit="token-layers", grades=_by_grade(one.grades),
         prompts=_by_grade(one.prompts), sent=_sent(one.sent),
     )  # fmt: skip
 
@@ -400,7 +395,6 @@ def request_rows(judged: Iterable[cause_model.JudgedRequest]) -> list[model.Requ
         row(
             model.RequestRow, one.request,
             client=one.request.client or None,
-            chunk_tokens=[whole(part) for part in one.request.chunk_tokens[: model.MAX_CHUNKS_SHOWN]],
             saved=one.tokens.saved, sent=one.tokens.sent, not_saved=one.tokens.lost,
             not_observed=one.tokens.unseen, verdict=one.verdict, grade=one.grade or None,
             first_step=one.request.first_step & STEP_MASK, last_step=one.request.last_step & STEP_MASK,
@@ -418,15 +412,10 @@ def _requests(judged: Sequence[cause_model.JudgedRequest]) -> model.RequestRows:
 
 
 def _graphs(run: ledger_model.Run, notes: list[str]) -> list[model.GraphRow]:
-    uses = graph_uses(run)
-    if len(uses) > model.MAX_GRAPH_ROWS:
-        notes.append(f"the CUDA graphs of {model.MAX_GRAPH_ROWS} of {len(uses)} workers are listed")
-    rows = []
-    for one in uses[: model.MAX_GRAPH_ROWS]:
-        modes = [row(model.ModeRow, mode) for mode in one.modes]
-        process, rank = one.worker.process, one.worker.rank
-        rows.append(row(model.GraphRow, one, process=process, rank=rank, modes=modes))
-    return rows
+    rows = graph_rows(run)
+    if len(rows) > model.MAX_GRAPH_ROWS:
+        notes.append(f"the CUDA graphs of {model.MAX_GRAPH_ROWS} of {len(rows)} workers are listed")
+    return rows[: model.MAX_GRAPH_ROWS]
 
 
 def _device(times: DeviceTotals) -> model.DeviceTimes:

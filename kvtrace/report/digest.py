@@ -7,10 +7,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 FIELD = "digest"
-UNSEALED = (
-    "this report carries no checksum (an older kvtrace, or another tool, wrote it): "
-    "whether it was altered since cannot be seen"
-)
 T = TypeVar("T")
 
 

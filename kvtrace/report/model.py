@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, Literal, TypedDict
 
-from kvtrace.report.published import SCHEMA as SCHEMA
-from kvtrace.report.published import ReportError as ReportError
 from kvtrace.report.shape import Bounds, Digits, Most, json_schema
 from kvtrace.terms import Stage as StageName
 
@@ -82,26 +80,7 @@ class KvGroups(TypedDict):
     layers: Annotated[Count, "layers in all of them"]
 
 
-class _LaterEngine(TypedDict, total=False):
-    """Fields of an engine that the first reports of this schema did not have"""
-
-    dp: Annotated[Count | None, "data-parallel size"]
-    attention: Annotated[list[str], "attention backends of its KV layers"]
-    runner: Annotated[str, "model runner: V1, V2; empty where unknown, or where its workers differ"]
-    graphs_asked: Annotated[
-        str,
-        "cudagraph_mode of the command: NONE with --enforce-eager, default without one, empty unknown",
-    ]
-    graphs_used: Annotated[str, "cudagraph_mode of its workers when their first step began; empty unknown"]
-    direct_calls: Annotated[
-        Count | None,
-        "(layer, rank) pairs whose attention is called directly (use_direct_call), past the dispatcher; null "
-        "where unknown",
-    ]
-    kv_groups: Annotated[list[KvGroups], Most(MAX_KV_GROUPS), "its KV cache groups; empty where unknown"]
-
-
-class EngineRow(_LaterEngine):
+class EngineRow(TypedDict):
     """One engine (one scheduler instance)"""
 
     tag: Annotated[Count, "number of the scheduler instance in this run"]
@@ -125,16 +104,30 @@ class EngineRow(_LaterEngine):
     steps: Annotated[Count, "scheduler steps"]
     real_steps: Annotated[Count, "steps with at least one token"]
     requests: Annotated[Count, "requests seen by this scheduler"]
+    dp: Annotated[Count | None, "data-parallel size"]
+    attention: Annotated[list[str], "attention backends of its KV layers"]
+    runner: Annotated[str, "model runner: V1, V2; empty where unknown, or where its workers differ"]
+    graphs_asked: Annotated[
+        str,
+        "cudagraph_mode of the command: NONE with --enforce-eager, default without one, empty unknown",
+    ]
+    graphs_used: Annotated[str, "cudagraph_mode of its workers when their first step began; empty unknown"]
+    direct_calls: Annotated[
+        Count | None,
+        "(layer, rank) pairs whose attention is called directly (use_direct_call), past the dispatcher; null "
+        "where unknown",
+    ]
+    kv_groups: Annotated[list[KvGroups], Most(MAX_KV_GROUPS), "its KV cache groups; empty where unknown"]
 
 
-class _LaterRun(TypedDict, total=False):
+class _OptionalRun(TypedDict, total=False):
     running: Annotated[bool, "a process of the run was still recording when the report was made"]
     profiles: Annotated[
         list[str], Most(MAX_PROCESSES), "py-spy's profiles (speedscope), as paths in the run directory"
     ]
 
 
-class RunFacts(_LaterRun):
+class RunFacts(_OptionalRun):
     """What ran"""
 
     name: Annotated[str, "name of the run"]
@@ -206,11 +199,7 @@ class OpRow(TypedDict):
     direct: Annotated[Count, "of these, runs that were called past the dispatcher"]
 
 
-class _LaterSummary(TypedDict, total=False):
-    idle: Annotated[bool, "its body does nothing, in every worker's connector"]
-
-
-class SummaryRow(_LaterSummary):
+class SummaryRow(TypedDict):
     """Coverage of one hook over all ranks and layers"""
 
     hook: Annotated[str, "connector method"]
@@ -218,6 +207,7 @@ class SummaryRow(_LaterSummary):
     fired: Annotated[Count, "calls"]
     with_work: Annotated[Count, "calls with something to store or load"]
     share: Annotated[Ratio | None, "fired / eligible"]
+    idle: Annotated[bool, "its body does nothing, in every worker's connector"]
 
 
 class Coverage(TypedDict):
@@ -247,25 +237,7 @@ class Sent(TypedDict):
     amount: Annotated[Count, "token-layers"]
 
 
-class Graded(TypedDict, total=False):
-    sent: Annotated[
-        list[Sent],
-        Most(MAX_PEERS),
-        "of what is saved with grade written: what was seen leaving through a socket, no more, and for "
-        "which peer; what a peer keeps was not seen. All else of that grade was seen at rest. Empty of loads",
-    ]
-    grades: Annotated[
-        dict[str, dict[str, Count]],
-        "token-layers per outcome by how well that is seen: proved, written, read, declared, not observed",
-    ]
-    prompts: Annotated[
-        dict[str, dict[str, Count]],
-        "of saves, the prompt tokens that were computed here (neither loaded nor reused), per outcome by how "
-        "well that is seen: what the verdict counts. Empty of loads",
-    ]
-
-
-class LedgerRow(Graded):
+class LedgerRow(TypedDict):
     """A ledger: each token-layer has exactly one outcome"""
 
     unit: Annotated[Literal["token-layers"], "one token in one KV-owning layer on one rank"]
@@ -284,6 +256,21 @@ class LedgerRow(Graded):
     total_tokens: Annotated[Number, "tokens in all"]
     trust: Annotated[Trust, "in one word: measured (all grade read or better), mixed, declared; see grades"]
     trust_note: Annotated[str, "what the grades mean that this ledger has"]
+    sent: Annotated[
+        list[Sent],
+        Most(MAX_PEERS),
+        "of what is saved with grade written: what was seen leaving through a socket, no more, and for "
+        "which peer; what a peer keeps was not seen. All else of that grade was seen at rest. Empty of loads",
+    ]
+    grades: Annotated[
+        dict[str, dict[str, Count]],
+        "token-layers per outcome by how well that is seen: proved, written, read, declared, not observed",
+    ]
+    prompts: Annotated[
+        dict[str, dict[str, Count]],
+        "of saves, the prompt tokens that were computed here (neither loaded nor reused), per outcome by how "
+        "well that is seen: what the verdict counts. Empty of loads",
+    ]
 
 
 class StateBook(TypedDict):
@@ -336,24 +323,7 @@ class EventRow(TypedDict):
     text: Annotated[str, "what happened"]
 
 
-class GradedFinding(TypedDict, total=False):
-    headline: Annotated[str, "the reason in a clause, as the verdict says it; empty where it is none"]
-    pattern: Annotated[
-        str, "what all these requests have in common, and none of those that fared well; empty where unknown"
-    ]
-    connector: Annotated[
-        str,
-        "of several connectors inside one, the name of the one (as in connectors) whose finding it is and in "
-        "whose ledger its tokens are counted; empty where it is no single one's",
-    ]
-    grade: Annotated[
-        str | None,
-        "how well it is seen what became of these tokens, as in the ledgers' grades: the least of them; null "
-        "where it concerns none",
-    ]
-
-
-class FindingRow(GradedFinding):
+class FindingRow(TypedDict):
     """A cause, with its evidence and remedy"""
 
     id: Annotated[str, "stable cause id (kvtrace docs ID)"]
@@ -368,6 +338,20 @@ class FindingRow(GradedFinding):
     remedy: Annotated[list[str], "what to do, the connector's own fix first"]
     versions: Annotated[str, "vLLM versions for which the rule holds"]
     docs: Annotated[str, "page of the cause"]
+    headline: Annotated[str, "the reason in a clause, as the verdict says it; empty where it is none"]
+    pattern: Annotated[
+        str, "what all these requests have in common, and none of those that fared well; empty where unknown"
+    ]
+    connector: Annotated[
+        str,
+        "of several connectors inside one, the name of the one (as in connectors) whose finding it is and in "
+        "whose ledger its tokens are counted; empty where it is no single one's",
+    ]
+    grade: Annotated[
+        str | None,
+        "how well it is seen what became of these tokens, as in the ledgers' grades: the least of them; null "
+        "where it concerns none",
+    ]
 
 
 class RuledOutRow(TypedDict):
@@ -397,13 +381,7 @@ class ConnectorBooks(TypedDict):
     not_observed: Annotated[list[NotObservedRow], "what cannot be said of it"]
 
 
-class GradedRow(TypedDict, total=False):
-    sent: Annotated[Number, "tokens, of those saved, of which it was only seen that they left for a peer"]
-    grade: Annotated[str | None, "how well it is seen that its tokens were saved; null where none were"]
-    not_observed: Annotated[Number, "tokens of which it is not observed what became of them"]
-
-
-class RequestRow(GradedRow):
+class RequestRow(TypedDict):
     """One request"""
 
     id: Annotated[str, "engine's request id"]
@@ -428,13 +406,16 @@ class RequestRow(GradedRow):
     first_step: Annotated[Count, "first step"]
     last_step: Annotated[Count, "last step"]
     block: Annotated[Count, "tokens per KV block"]
+    sent: Annotated[Number, "tokens, of those saved, of which it was only seen that they left for a peer"]
+    grade: Annotated[str | None, "how well it is seen that its tokens were saved; null where none were"]
+    not_observed: Annotated[Number, "tokens of which it is not observed what became of them"]
 
 
-class _LaterRequests(TypedDict, total=False):
+class _OptionalRequests(TypedDict, total=False):
     unended: Annotated[Count, "requests that had not ended when the recording did; absent where all had"]
 
 
-class RequestRows(_LaterRequests):
+class RequestRows(_OptionalRequests):
     """Verdict per request"""
 
     total: Annotated[Count, "requests of the run"]
@@ -461,15 +442,12 @@ class Damaged(TypedDict):
     detail: Annotated[str, "what is wrong with it"]
 
 
-class _LaterTracer(TypedDict, total=False):
-    in_c: Annotated[Count, "spools that the recorder in C wrote; the one in Python wrote the others"]
-
-
-class Tracer(_LaterTracer):
+class Tracer(TypedDict):
     """What tracing itself cost"""
 
     spool_bytes: Annotated[Count, "bytes of all spools"]
     records: Annotated[Count, "records in all spools"]
+    in_c: Annotated[Count, "spools that the recorder in C wrote; the one in Python wrote the others"]
 
 
 class PromptStepsRow(TypedDict):
@@ -479,13 +457,11 @@ class PromptStepsRow(TypedDict):
     steps: Annotated[Count, "all of them"]
 
 
-class LaterLimits(TypedDict, total=False):
-    """Fields that the first reports of this schema did not have"""
-
+class _OptionalLimits(TypedDict, total=False):
     partly_watched: Annotated[PromptStepsRow, "summed over workers; absent where all steps were watched"]
 
 
-class Limits(LaterLimits):
+class Limits(_OptionalLimits):
     """What this report cannot say"""
 
     notes: Annotated[list[str], "one sentence each"]
@@ -553,11 +529,7 @@ class DeviceTimes(TypedDict):
     rows: Annotated[list[DeviceRow], "a row per hook and op"]
 
 
-class _LaterPlace(TypedDict, total=False):
-    older: Annotated[Count, "files in it, or below it, from before the run"]
-
-
-class PlaceRow(_LaterPlace):
+class PlaceRow(TypedDict):
     """A place to which the connector's workers wrote"""
 
     kind: Annotated[
@@ -567,6 +539,7 @@ class PlaceRow(_LaterPlace):
     name: Annotated[str, "path, or the peer's host and port"]
     files: Annotated[Count, "of a directory: files that the run wrote and that lay there when it was over"]
     size: Annotated[Count, "their bytes; of a peer, bytes sent; of others, bytes written"]
+    older: Annotated[Count, "files in it, or below it, from before the run"]
 
 
 class LoggedRow(TypedDict):
@@ -589,12 +562,9 @@ class LayerKept(TypedDict):
     most: Annotated[Count, "the most that was saved in any layer on any rank of this engine"]
 
 
-class _Later(TypedDict, total=False):
+class _Optional(TypedDict, total=False):
     """Fields that are absent where there is no such thing."""
 
-    places: Annotated[
-        list[PlaceRow], Most(MAX_PLACES), "where the connector stored, those with most files first"
-    ]
     logged: Annotated[
         list[LoggedRow], Most(MAX_LOGGED), "what connectors logged: errors first, then the most frequent"
     ]
@@ -612,12 +582,12 @@ class _Later(TypedDict, total=False):
     digest: Annotated[
         str,
         "sha256: and the digest of this document without this field, as JSON of sorted keys, no spaces, "
-        "in ASCII; a report that does not fit it is refused; absent in older reports",
+        "in ASCII; a report that does not fit it is refused",
     ]
     device: Annotated[DeviceTimes, "absent where no device time was taken"]
 
 
-class Report(_Later):
+class Report(_Optional):
     """kvtrace report"""
 
     schema: Annotated[Literal["kvtrace.report/2"], "what this document is"]
@@ -633,6 +603,9 @@ class Report(_Later):
     requests: Annotated[RequestRows, "the requests"]
     timing: Annotated[list[TimingRow], "durations of hooks"]
     limits: Annotated[Limits, "what this report cannot say"]
+    places: Annotated[
+        list[PlaceRow], Most(MAX_PLACES), "where the connector stored, those with most files first"
+    ]
 
 
 @cache

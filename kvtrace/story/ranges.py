@@ -53,7 +53,7 @@ def _named(case: Case, inside: Sequence[Case], span: Span) -> list[_Named]:
     )
     pieces = [
         LostSpan(
-            span.request, request.engine, start, end, len(span.pairs), phase, span.chunk, span.step,
+            span.request, request.engine, start, end, len(span.pairs), phase, span.step,
             SaveEnd(outcome.code), span.live, outcome.grade, span.part,
         )
         for start, end, phase in phases

@@ -283,7 +283,7 @@ def test_a_file_that_is_missing_is_no_place_to_make(tmp_path: Path, put: int, sa
     raised = HookException(
         hook="wait_for_save", type="FileNotFoundError", message=error, where="s.py:1", count_so_far=1
     )
-    outside = [OutsideBytes("", 1, 4096, 4096, 4096, 4096, 4, put=put)]
+    outside = [OutsideBytes(1, 4096, 4096, 4096, 4096, 4, put=put)]
     found = the(diagnose(replace(read_run(tmp_path), exceptions=(raised,), outside=outside)), "hook-raised")
     assert found.remedy[0].startswith(says)
 
@@ -829,4 +829,3 @@ def test_negative_answers_count_as_nothing(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     assert diagnosis.loads.accounts == {"missed:lookup-miss": 128}
-    assert any("-128" in note for note in read_run(tmp_path).notes)

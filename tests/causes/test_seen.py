@@ -280,7 +280,7 @@ def test_an_exception_where_it_saves_stands_beside_a_missed_key(tmp_path: Path) 
 def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, emptied: bool) -> None:
     run = run_again(tmp_path)
     if emptied:
-        gone = OutsideBytes("w", 1, 1000, 1000, 0, 1000, 4, files=8, removed=8, put=1000, taken_away=1000)
+        gone = OutsideBytes(1, 1000, 1000, 0, 1000, 4, files=8, removed=8, put=1000, taken_away=1000)
         run = replace(run, outside=(gone,))
     found = the(diagnose(run), "key-mismatch")
     assert (found.severity == LIMIT) == emptied == ("removes what it stored" in found.title)
@@ -288,10 +288,10 @@ def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, empti
 
 
 def lost_of(run: Run, request: int, start: int, end: int, ended: SaveEnd, step: int, pairs: int = 2,
-            chunk: int = 0, kind: str = "prefill") -> list[LostSpan]:  # fmt: skip
+            kind: str = "prefill") -> list[LostSpan]:  # fmt: skip
     """What the run lost: one range of a request's positions."""
     tag = run.engines[0].tag
-    return [LostSpan(request, tag, start, end, pairs, kind, chunk, step, ended, True, Grade.READ)]
+    return [LostSpan(request, tag, start, end, pairs, kind, step, ended, True, Grade.READ)]
 
 
 def losing(run: Run, end: SaveEnd, request: int = 0, **more: Any) -> Run:
@@ -479,7 +479,7 @@ def test_what_workers_may_take_back_is_a_choice(tmp_path: Path, end: SaveEnd, ho
 )
 def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grade: Grade, ident: str) -> None:
     run = run_of(tmp_path)
-    lost = lost_of(run, 0, 64, 66, SaveEnd.NOTHING_READ, 0, chunk=-1, kind="decode")
+    lost = lost_of(run, 0, 64, 66, SaveEnd.NOTHING_READ, 0, kind="decode")
     engine = replace(run.engines[0], decode_entries=1)
     total = run.total + 4
     diagnosis = diagnose(
@@ -614,7 +614,7 @@ def test_narrower_numbers_that_came_back_answer_for_fewer_bytes(
 ) -> None:
     """Not where others account for all of theirs: then whole tokens are missing."""
     run = run_of(tmp_path, [40, 200])
-    one = OutsideBytes("spool", 1, 8192, 4096, 4096, accounted, 64, 4096, 4, 0, 4096, 0)
+    one = OutsideBytes(1, 8192, 4096, 4096, accounted, 64, 4096, 4, 0, 4096, 0)
     first, *others = run.load_rows
     rows = [replace(first, ends={LoadEnd.ALTERED: 1}), *others]
     for load_rows, expected in ((run.load_rows, True), (rows, asked)):
@@ -624,12 +624,12 @@ def test_narrower_numbers_that_came_back_answer_for_fewer_bytes(
 
 @pytest.mark.parametrize(("files", "first"), [(1, "below-save-granularity"), (4, "store-incomplete")])
 def test_next_to_nothing_in_one_file_is_an_index(tmp_path: Path, files: int, first: str) -> None:
-    one = OutsideBytes("spool", 1, 8192, 100, 100, 0, 64, 100, files, put=100)
+    one = OutsideBytes(1, 8192, 100, 100, 0, 64, 100, files, put=100)
     assert diagnose(replace(run_of(tmp_path, [40, 200]), outside=[one])).findings[0].id == first
 
 
 def test_files_that_stay_empty_are_asked_for_whatever_was_read(tmp_path: Path) -> None:
-    one = OutsideBytes("spool", 1, 0, None, None, 0, 64, files=16, empty=True)
+    one = OutsideBytes(1, 0, None, None, 0, 64, files=16, empty=True)
     found, unit = diagnose(replace(run_of(tmp_path, [40]), outside=[one])).findings
     assert (found.id, unit.id) == ("store-incomplete", "below-save-granularity")
     assert found.severity == LIMIT and found.title.startswith("Of 16 files that the connector opened")
@@ -650,6 +650,6 @@ def test_a_possible_loss_after_the_read_goes_before_a_choice(
     tmp_path: Path, came: int, rest: int, removed: int, first: str
 ) -> None:
     run = run_of(tmp_path, [40, 200])
-    one = OutsideBytes("spool", 1, 8192, came, rest, 0, 64, 4096, 4, removed, came, came - rest)
+    one = OutsideBytes(1, 8192, came, rest, 0, 64, 4096, 4, removed, came, came - rest)
     found = diagnose(replace(run, outside=[one])).findings
     assert (found[0].id, found[0].severity) == (first, LIMIT)

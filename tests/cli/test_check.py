@@ -16,7 +16,7 @@ import pytest
 from sample import sample
 
 from kvtrace.report.digest import seal
-from kvtrace.report.model import SCHEMA
+from kvtrace.report.published import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT / "reports" / "vllm-0.32.0-cpu" / "healthy-chunk-store.json"
@@ -73,6 +73,10 @@ def broken() -> Any:
             "remedy": ["Take the KV in wait_for_save."],
             "versions": "",
             "docs": "docs/causes/layer-not-hooked.md",
+            "headline": "",
+            "pattern": "",
+            "connector": "",
+            "grade": "read",
         },
     )
     return report

@@ -135,7 +135,7 @@ def test_what_was_read_too_early_is_stale_whatever_is_named() -> None:
     assert decide(Token(stores=(unread,), watched=True)).end == SaveEnd.NOT_DECLARED
 
 
-_UNSEEN = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.UNTOLD)
+_UNSEEN = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.UNSEEN)
 _LOST = {
     "named by nothing": Token(), "read too early": Token(stale=True),
     "named, and not read": Token(stores=(StoreResult(SaveEnd.NOTHING_READ, Grade.READ),)),
@@ -145,7 +145,7 @@ _LOST = {
 @pytest.mark.parametrize(
     "token",
     [
-        *(Token(silent=why) for why in (Blind.METADATA_UNREAD, Blind.NAMED_EARLY, Blind.OUT_OF_SIGHT)),
+        *(Token(silent=why) for why in (Blind.METADATA_UNREAD, Blind.UNSEEN, Blind.OUT_OF_SIGHT)),
         Token(stores=(_UNSEEN,)),
     ],
 )

@@ -711,7 +711,7 @@ def test_other_numbers_of_the_same_size_are_said_to_be(
 ) -> None:
     """Fewer bits take fewer bytes, whatever else comes to rest beside them."""
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [95, 96, 97, 9]).run()
-    outside = (OutsideBytes("spool", 1, 8192, came, came, accounted, 64),)
+    outside = (OutsideBytes(1, 8192, came, came, accounted, 64),)
     (found,) = (one for one in diagnose(replace(run, outside=outside)).findings if one.id == "kv-altered")
     assert ("as many bytes came to rest as were read" in found.title) is whole
     assert ("order of dimensions" in found.remedy[0]) is whole

@@ -88,7 +88,7 @@ def test_a_model_without_kv_has_empty_books_and_no_fault(tmp_path: Path) -> None
 
 def test_states_alone_are_no_kv_of_tokens_either(tmp_path: Path) -> None:
     report = build_report(no_kv(tmp_path, other_layers={"m": "state"}))
-    assert report["verdict"].startswith("No layer of this model keeps KV of tokens, only a state a request")
+    assert report["verdict"].startswith("No layer of this model keeps KV of tokens")
 
 
 def test_a_worker_that_said_nothing_is_not_one_without_kv(tmp_path: Path) -> None:

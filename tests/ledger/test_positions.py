@@ -15,6 +15,7 @@ from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.saves.calls import Call
+from kvtrace.report.build import build_report
 from kvtrace.terms import Grade
 from kvtrace.trace.facts import Limit, WatchLimitsFact
 from kvtrace.trace.format import Fact, Flag
@@ -454,10 +455,9 @@ def test_where_steps_were_not_watched_it_says_how_many_were(tmp_path: Path) -> N
     limit = WatchLimitsFact(1, Limit.STEPS, "full", "", "", sim.step_id)
     sim.workers[0].fact(Fact.WATCH_LIMITS, asdict(limit))
     sim.write()
-    run = read_run(tmp_path)
-    (few,) = run.partly_watched
-    assert few[1:] == (2, 3)
-    assert str(few).startswith("2 of 3 steps with prompt tokens were watched in process ")
+    limits = build_report(tmp_path)["limits"]
+    assert limits["partly_watched"] == {"watched": 2, "steps": 3}
+    assert "2 of 3 steps with prompt tokens were watched, the others not" in limits["notes"]
 
 
 def test_a_part_read_in_another_step_does_not_declare_the_rest(tmp_path: Path) -> None:

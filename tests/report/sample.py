@@ -61,7 +61,8 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
     for row in rows:
         one = out.setdefault(
-            row["hook"], {"hook": row["hook"], "eligible": 0, "fired": 0, "with_work": 0, "share": 1.0}
+            row["hook"],
+            {"hook": row["hook"], "eligible": 0, "fired": 0, "with_work": 0, "share": 1.0, "idle": False},
         )
         for name in ("eligible", "fired", "with_work"):
             one[name] += row[name]
@@ -91,6 +92,9 @@ def _requests() -> list[dict[str, Any]]:
                 "first_step": 1 + number * 2,
                 "last_step": min(STEPS, 1 + number * 2 + output),
                 "block": 32,
+                "sent": 0.0,
+                "grade": None,
+                "not_observed": 0.0,
             }
         )
     return sorted(rows, key=lambda row: -row["not_saved"])
@@ -108,6 +112,9 @@ def _book(tokens: dict[str, int], trust: str, trust_note: str, **more: Any) -> d
         "total_tokens": float(total),
         "trust": trust,
         "trust_note": trust_note,
+        "sent": [],
+        "grades": {},
+        "prompts": {},
         **more,
     }
 
@@ -147,6 +154,10 @@ def _finding(id: str, severity: str, stage: int, tokens: int, requests: int, **w
         "remedy": [],
         "versions": "0.8.5 .. 0.33.0",
         "docs": f"docs/causes/{id}.md",
+        "headline": "",
+        "pattern": "",
+        "connector": "",
+        "grade": None,
         **words,
     }
 
@@ -220,6 +231,7 @@ def sample() -> Report:
                     "graphs_asked": "default",
                     "graphs_used": "NONE",
                     "direct_calls": 0,
+                    "kv_groups": [],
                 }
             ],
         },
@@ -279,7 +291,7 @@ def sample() -> Report:
             ),
             "loads": _book({}, "none", "34 of 34 lookups answered 0"),
         },
-        "places": [{"kind": "directory", "name": "/mnt/kv", "files": 16, "size": 4404019}],
+        "places": [{"kind": "directory", "name": "/mnt/kv", "files": 16, "size": 4404019, "older": 0}],
         "findings": [
             _finding(
                 "below-save-granularity",
@@ -343,7 +355,7 @@ def sample() -> Report:
             "notes": ["completion is declared by wait_for_save: writes of background threads are not seen"],
             "lost_records": 0,
             "damaged": [],
-            "tracer": {"spool_bytes": 13870 * 64, "records": 13870},
+            "tracer": {"spool_bytes": 13870 * 64, "records": 13870, "in_c": 3},
         },
     }
     return copy.deepcopy(report)  # type: ignore[return-value]

@@ -220,14 +220,6 @@ def test_colours_change_no_word() -> None:
     assert "\x1b[" in coloured and re.sub(r"\x1b\[[\d;]*m", "", coloured) == shown(with_loads())
 
 
-def test_a_report_of_before_has_no_such_facts_and_is_shown() -> None:
-    report: Any = sample()
-    for name in ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls"):
-        del report["run"]["engines"][0][name]
-    text = shown(check_report(report, "here"))
-    assert "direct call" not in text and "CPU_ATTN" not in text and "eager: no CUDA graphs" in text
-
-
 def test_attention_that_is_called_directly_stands_in_the_head() -> None:
     report: Any = sample()
     engine = report["run"]["engines"][0]
@@ -268,16 +260,13 @@ def test_attention_that_is_called_directly_stands_in_the_head() -> None:
         ([("database", "/mnt/kv", 0, 64)], False, "Nothing was stored. Opened /mnt/kv (database, 64 B)."),
         ([("configured", "/mnt/kv", 0, 0)], False, "Nothing was stored. Configured is /mnt/kv."),
         ([], False, "Nothing was stored."),
-        (None, True, "Where to is not in this report: a newer kvtrace writes it."),
     ],
 )
 def test_where_things_were_stored(places: Any, saved: bool, said: str) -> None:
     report: Any = sample()
-    del report["places"]
-    if places is not None:
-        report["places"] = [
-            dict(zip(("kind", "name", "files", "size", "older"), one, strict=False)) for one in places
-        ]
+    report["places"] = [
+        dict(zip(("kind", "name", "files", "size", "older"), one, strict=False)) for one in places
+    ]
     if not saved:
         report["ledger"]["saves"]["accounts"]["saved"] = report["ledger"]["saves"]["tokens"]["saved"] = 0
     assert answers.where(report) == said
@@ -345,7 +334,7 @@ def test_a_run_that_still_goes_on_says_so() -> None:
 
 def process(pid: int, host: str, wall_ns: int, end: str = "open") -> ledger_model.Process:
     header = Header(pid=pid, host=host, wall_ns=wall_ns)
-    return ledger_model.Process(pid, 1, "worker 0", "worker", 0, "worker.kvt", 1, end, True, header)
+    return ledger_model.Process(pid, "worker 0", "worker", 0, "worker.kvt", 1, end, header)
 
 
 def test_only_a_living_recording_process_makes_a_run_go_on() -> None:

@@ -36,7 +36,7 @@ def request(number: int) -> causes.JudgedRequest:
         id=f"r{number}", client="", engine=np.int64(1), prompt=np.int64(100), computed=104, output=5,
         local=0, external=-32, offered=-1, chunks=1, chunk_tokens=(100,), first_step=(1 << 32) | 7,
         last_step=(1 << 32) | 9, block=32, status="FINISHED_STOPPED", t_end=9, digest=1, prefix=1,
-        preemptions=0, looked_up=False, t_first=1, chunk_step=(1 << 32) | 7, saved=800, unsaved=32,
+        preemptions=0, t_first=1, chunk_step=(1 << 32) | 7, saved=800, unsaved=32,
         diverged=False, preempt_step=0, arrived=100, grown_step=0,
     )  # fmt: skip
     return causes.JudgedRequest(one, "saved", "read", causes.OfRequest(saved=100, sent=25, lost=4))
@@ -66,8 +66,8 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
         "directory": tmp_path,
         "run": RunFile(name="x", command=("vllm",), started_wall_ns=10**18, ended_wall_ns=ENDED),
         "processes": [
-            ledger.Process(10, 1, "engine core", "scheduler", None, "s-10.kvt", 50, "open", True, HEADER),
-            ledger.Process(12, 1, "sh", "shell", None, None, 0, "", False),
+            ledger.Process(10, "engine core", "scheduler", None, "s-10.kvt", 50, "open", HEADER),
+            ledger.Process(12, "sh", "other", None, None, 0, ""),
         ],
         "engines": [engine],
         "connectors": [connector],
@@ -79,7 +79,7 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
         "ops": [],
         "skips": [],
         "timing": [
-            ledger.CallTimes("save_kv_layer", "hook", "host", np.int64(9), np.float64(5.5), 9, 60, None),
+            ledger.CallTimes("save_kv_layer", np.int64(9), np.float64(5.5), 9, 60, None),
         ],
         "requests": [],
         "entries": [],

@@ -25,7 +25,7 @@ CAUSE = Cause(
 def rule(case: Case) -> Results:
     traced_pids = {process.pid for process in case.run.processes if process.agent}
     forks = _forks_before_exec(case.run.run.processes, traced_pids)
-    seen = [process for process in case.run.processes if process.vllm and process.pid not in forks]
+    seen = [process for process in case.run.processes if process.pid not in forks]
     silent = [process for process in seen if not process.agent and process.role in ("scheduler", "worker")]
     short = [
         (engine, ranks)

@@ -108,6 +108,6 @@ def rule(case: Case) -> Results:
             remedy=["nothing: somebody ended the process"],
         )
         return
-    total = sum(one.calls for one in run.timing if one.kind == "hook")
+    total = sum(one.calls for one in run.timing)
     if total and not any(one.raised for one in run.hooks):
         yield CAUSE.ruled_out(f"0 of {count(total)} hook calls raised")

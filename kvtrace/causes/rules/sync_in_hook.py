@@ -25,10 +25,7 @@ def rule(case: Case) -> Results:
     if not any(worker.steps for worker in case.run.workers()):
         return
     times = case.run.device
-    hooks: dict[str, Waits] = {}
-    for (_, hook), waits in times.waits.items():
-        if waits.shown():
-            hooks[hook] = hooks.get(hook, Waits()) + waits
+    hooks = {hook: waits for hook, waits in times.waits.items() if waits.shown()}
     if hooks:
         worst = sorted(hooks.items(), key=lambda item: -item[1].total_ns)
         yield case.finding(

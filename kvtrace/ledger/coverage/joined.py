@@ -16,7 +16,7 @@ from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops
 from kvtrace.trace.format import Skip
 
-_OfSpool: TypeAlias = tuple[Histograms, Histograms, list[WorkerCoverage], ScheduledCalls]
+_OfSpool: TypeAlias = tuple[Histograms, list[WorkerCoverage], ScheduledCalls]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def cover(
     Raises:
         SpoolError: a spool vanished.
     """
-    hooks_time, ops_time = Histograms(hooks.CODES), Histograms(ops.CODES)
+    times = Histograms(hooks.CODES)
     hook_rows: list[HookSteps] = []
     op_rows: list[OpSteps] = []
     skip_rows: list[SkippedSteps] = []
@@ -55,36 +55,26 @@ def cover(
 
     def read(scan: SpoolScan, add: Add) -> _OfSpool:
         reader = SpoolReader(scan, workers_of[scan.name], store_steps)
-        times = Histograms(hooks.CODES), Histograms(ops.CODES)
-        reader.read(*times, add)
+        reader.read(add)
         here = [reader.coverage(worker) for worker in workers_of[scan.name]]
-        return *times, here, reader.scheduled
+        return reader.times, here, reader.scheduled
 
     sizes = [scan.info.size for scan in scans]
     for scan, of_spool in zip(scans, each(read, scans, sizes, add), strict=True):
-        hooks_time.merge(of_spool[0])
-        ops_time.merge(of_spool[1])
-        scheduled.append(of_spool[3])
-        for worker, found in zip(workers_of[scan.name], of_spool[2], strict=True):
+        times.merge(of_spool[0])
+        scheduled.append(of_spool[2])
+        for worker, found in zip(workers_of[scan.name], of_spool[1], strict=True):
             covered[worker.key] = found
             hook_rows += _hook_rows(worker, found.hooks)
             op_rows += _op_rows(worker, found.ops)
             skip_rows += [
-                SkippedSteps(worker.engine, worker.pid, worker.rank, _skip_name(skip), count)
-                for skip, count in sorted(found.skips.items())
+                SkippedSteps(worker.engine, skip.name, found.skips[skip])
+                for skip in Skip
+                if skip in found.skips
             ]
     hook_rows += _scheduler_rows(engines, scheduled)
     exec_ns = sum(worker.exec_ns for worker in workers)
-    return CoverageTables(
-        hook_rows, op_rows, skip_rows, _timing(hooks_time, ops_time, exec_ns), workers=covered
-    )
-
-
-def _skip_name(skip: int) -> str:
-    try:
-        return Skip(skip).name
-    except ValueError:
-        return f"SKIP_{skip}"
+    return CoverageTables(hook_rows, op_rows, skip_rows, _timing(times, exec_ns), workers=covered)
 
 
 def _scheduler_rows(engines: Sequence[Engine], of_spools: Sequence[ScheduledCalls]) -> list[HookSteps]:
@@ -145,14 +135,12 @@ def _in_order(found: Counts, codes: Mapping[str, int], worker: Worker) -> list[t
     return sorted(found, key=lambda key: (codes[key[0]], order.get(key[1], -1), key[1]))
 
 
-def _timing(hooks_time: Histograms, ops_time: Histograms, exec_ns: int) -> list[CallTimes]:
-    timed = [("hook", hook.name, hook.code, hook.in_step, hooks_time) for hook in hooks.TABLE]
-    timed += [("op", op.name, op.code, True, ops_time) for op in ops.TABLE]
+def _timing(times: Histograms, exec_ns: int) -> list[CallTimes]:
     found: list[CallTimes] = []
-    for kind, name, code, in_step, time in timed:
-        count = time.count(code)
+    for hook in hooks.TABLE:
+        count, total = times.count(hook.code), times.totals[hook.code]
         if count:
-            share = time.totals[code] / exec_ns if in_step and exec_ns else None
-            half, most = time.quantile(code, 0.5), time.quantile(code, 0.99)
-            found.append(CallTimes(name, kind, "host", count, half, most, time.totals[code], share))
+            share = total / exec_ns if hook.in_step and exec_ns else None
+            half, most = times.quantile(hook.code, 0.5), times.quantile(hook.code, 0.99)
+            found.append(CallTimes(hook.name, count, half, most, total, share))
     return found

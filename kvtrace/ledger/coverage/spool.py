@@ -14,7 +14,7 @@ from kvtrace.ledger.coverage.store_steps import StoreStepReader, StoreSteps
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.side_by_side import Add, silent
-from kvtrace.ledger.steps import Array, Mask, locate, real_step
+from kvtrace.ledger.steps import Array, Mask, locate, real_step, spent
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, STEP_SHIFT, Dispatch, Flag, Kind, Role, Skip
@@ -40,8 +40,7 @@ class WorkerCoverage:
     hooks: Counts
     ops: Counts
     skips: Mapping[int, int]  # Skip -> attention bodies in real steps
-    layers_seen: frozenset[str]  # with an attention body or a save hook in a step
-    layers_outside: frozenset[str]  # with one in no step: capture, warm-up, profiling
+    layers_outside: frozenset[str]  # with a body or save hook in no step: capture, warm-up, profiling
     python: Mapping[int, tuple[int, int]]
     """graph mode -> layer-steps of KV layers with an attention body, and with a save hook"""
     hook_ns: Mapping[str, int]  # host time in each hook
@@ -52,12 +51,18 @@ class WorkerCoverage:
         """Whether any hook or attention body was seen: else the agent did not get in there."""
         return bool(self.hooks) or any(op not in _UPDATES for op, _ in self.ops)
 
+    @property
+    def layers_seen(self) -> set[str]:
+        """Those with an attention body or a save hook in a step."""
+        bodies = {layer for op, layer in self.ops if op not in _UPDATES}
+        return bodies | {layer for hook, layer in self.hooks if hook == hooks.SAVE_LAYER.name}
+
 
 _UPDATES = frozenset(op.name for op in ops.UPDATES)
 
 
 class SpoolReader:
-    """The counts of one spool. ``scheduled``: as ScheduledCalls says."""
+    """The counts of one spool. ``scheduled``: as ScheduledCalls says; ``times``: of hooks, by code."""
 
     def __init__(self, scan: SpoolScan, workers: Sequence[Worker], store_steps: Array) -> None:
         self._scan = scan
@@ -70,21 +75,22 @@ class SpoolReader:
         self._skips: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}
         self._stores = {w.engine: StoreStepReader(w, store_steps, self._layers) for w in workers}
         self.scheduled: ScheduledCalls = Counter(), Counter(), Counter()
+        self.times = Histograms(hooks.CODES)
         self._distinct.worked(self._touching_calls())
 
-    def read(self, hooks_time: Histograms, ops_time: Histograms, add: Add = silent) -> None:
-        """Read it once; durations are added to the histograms, by code."""
+    def read(self, add: Add = silent) -> None:
+        """Read it once."""
         for chunk, kinds in self._scan.calls():
             add(chunk.nbytes)
             called, bodies = (np.asfortranarray(chunk[kinds == kind]) for kind in (Kind.HOOK, Kind.OP))
             quiet = chunk[kinds == Kind.QUIET]
             found: list[Calls] = []
             if len(called):
-                found.append(self._hook_calls(called, hooks_time))
+                found.append(self._hook_calls(called))
             if len(bodies):
-                found.append(self._op_calls(bodies, ops_time))
+                found.append(self._op_calls(bodies))
             for at in range(0, len(quiet), _QUIET_ROWS):
-                found += self._quiet_calls(quiet[at : at + _QUIET_ROWS], hooks_time, ops_time)
+                found += self._quiet_calls(quiet[at : at + _QUIET_ROWS])
                 if sum(len(calls.step) for calls in found) > _MOST_PENDING:
                     self._distinct.add(found)
                     found = []
@@ -92,12 +98,13 @@ class SpoolReader:
 
     # -- hooks
 
-    def _hook_calls(self, table: Records, time: Histograms) -> Calls:
+    def _hook_calls(self, table: Records) -> Calls:
         call = rows.columns(rows.HookCall, table)
         codes, in_step = rows.code(call.head), real_step(call.step)
         on_worker: Mask = rows.role(call.head) == Role.WORKER
         timed = in_step | ~_IS_DUE[codes]
-        time.add(codes[timed], call.t0[timed], call.t1[timed])
+        spans = spent(call.t0, call.t1)
+        self.times.add(codes[timed], spans[timed])
         building = ~on_worker & in_step & (codes == hooks.BUILD_METADATA.code)
         if building.any():
             self._count_scheduled(rows.columns(rows.HookCall, table[building]))
@@ -109,7 +116,11 @@ class SpoolReader:
         if near.any():
             for reader in self._stores.values():
                 reader.add_hooks(rows.columns(rows.HookCall, table[near]), layer[near])
-        self._count_spent(call, codes, mine)
+        for tag, of_hook in self._spent.items():
+            here = mine & ((call.step >> STEP_SHIFT) == tag)
+            for hook, ns in enumerate(np.bincount(codes[here], spans[here]).tolist()):
+                if ns:
+                    of_hook[hook] += int(ns)
         bits = FIRED | WORK * _with_work(call) | RAISED * _raised(call)
         return self._distinct.calls(at, real & mine, what_of(codes, is_op=False), layer, bits)
 
@@ -135,24 +146,15 @@ class SpoolReader:
         ):
             counts.update((np.unique(steps) >> STEP_SHIFT).tolist())
 
-    def _count_spent(self, call: rows.HookCall, codes: Array, mine: Mask) -> None:
-        spans = np.clip(call.t1 - call.t0, 0, 1 << 62)
-        for tag, spent in self._spent.items():
-            here = mine & ((call.step >> STEP_SHIFT) == tag)
-            for hook, ns in enumerate(np.bincount(codes[here], spans[here]).tolist()):
-                if ns:
-                    spent[hook] += int(ns)
-
     # -- op bodies
 
-    def _op_calls(self, table: Records, time: Histograms) -> Calls:
+    def _op_calls(self, table: Records) -> Calls:
         call = rows.columns(rows.OpCall, table)
-        codes, flags = rows.code(call.head), rows.flags(call.head)
-        what, captured = what_of(codes, is_op=True), (flags & Flag.CAPTURE) != 0
+        what = what_of(rows.code(call.head), is_op=True)
+        captured = (rows.flags(call.head) & Flag.CAPTURE) != 0
         attention, counts = is_attention(what), real_step(call.step) & ~captured
         at, real = locate(self._distinct.steps, call.step)
         self._note_outside(call.layer[(~real | captured) & attention])
-        time.add(codes[counts], call.t0[counts], call.t1[counts])
         layer = self._layers.numbers(call.layer)
         inside = real & counts & (layer >= 0)
         for tag, skips in self._skips.items():
@@ -163,8 +165,8 @@ class SpoolReader:
         if near.any():
             for reader in self._stores.values():
                 reader.add_bodies(rows.columns(rows.OpCall, table[near]), layer[near])
-        direct, raised = rows.detail(call.head) == Dispatch.DIRECT, (flags & Flag.RAISED) != 0
-        return self._distinct.calls(at, inside, what, layer, FIRED | WORK * direct | RAISED * raised)
+        direct = rows.detail(call.head) == Dispatch.DIRECT
+        return self._distinct.calls(at, inside, what, layer, FIRED | WORK * direct)
 
     def _note_outside(self, layers: Array) -> None:
         if len(layers):
@@ -172,7 +174,7 @@ class SpoolReader:
 
     # -- collapsed calls
 
-    def _quiet_calls(self, table: Records, hooks_time: Histograms, ops_time: Histograms) -> list[Calls]:
+    def _quiet_calls(self, table: Records) -> list[Calls]:
         """QUIET records: one per step and hook or op, for a set of layers."""
         head = rows.columns(rows.QuietCalls, table).head
         is_op = (rows.detail(head) & DETAIL_IS_OP) != 0
@@ -182,9 +184,9 @@ class SpoolReader:
         for group, (op, code, layer_set) in enumerate(unique.tolist()):
             here = table[group_of.reshape(-1) == group]
             call = rows.columns(rows.QuietCalls, here[real_step(rows.columns(rows.QuietCalls, here).step)])
-            time = ops_time if op else hooks_time
-            for of_step in zip(call.count, call.total_ns, call.least_ns, call.most_ns, strict=True):
-                time.add_summed(code, *map(int, of_step))
+            if not op:
+                for of_step in zip(call.count, call.total_ns, call.least_ns, call.most_ns, strict=True):
+                    self.times.add_summed(code, *map(int, of_step))
             if not op and code == hooks.BUILD_METADATA.code:
                 self.scheduled[0].update((np.unique(call.step) >> STEP_SHIFT).tolist())
                 continue
@@ -211,21 +213,14 @@ class SpoolReader:
     def coverage(self, worker: Worker) -> WorkerCoverage:
         """What was read of one of the workers."""
         names = self._layers.names
-        seen = {
-            names[key.layer]
-            for key in self._distinct.counted(FIRED)
-            if key.tag == worker.engine
-            and (key.what == hooks.SAVE_LAYER.code or is_attention(np.array(key.what)))
-        }
-        spent = {hooks.name_of(code): ns for code, ns in sorted(self._spent[worker.engine].items())}
+        of_hook = {hooks.name_of(code): ns for code, ns in sorted(self._spent[worker.engine].items())}
         return WorkerCoverage(
             hooks=self._counts(worker, is_op=False),
             ops=self._counts(worker, is_op=True),
             skips=self._skips[worker.engine],
-            layers_seen=frozenset(seen),
             layers_outside=frozenset({names[layer] for layer in self._outside if layer >= 0} - {""}),
             python=self._python(worker),
-            hook_ns={name: ns for name, ns in spent.items() if name},
+            hook_ns={name: ns for name, ns in of_hook.items() if name},
             store_steps=self._stores[worker.engine].result(),
         )
 
@@ -234,11 +229,8 @@ class SpoolReader:
         with_work, raised = self._distinct.counted(WORK), self._distinct.counted(RAISED)
         for key, fired in self._distinct.counted(FIRED).items():
             name = ops.name_of(key.what - OP) if is_op else hooks.name_of(key.what)
-            if key.tag != worker.engine or not name:
-                continue
-            old = found.get((name, self._layers.names[key.layer]), (0, 0, 0))
-            new = (fired, with_work[key], raised[key])
-            found[name, self._layers.names[key.layer]] = (old[0] + new[0], old[1] + new[1], old[2] + new[2])
+            if key.tag == worker.engine and name:
+                found[name, self._layers.names[key.layer]] = fired, with_work[key], raised[key]
         return found
 
     def _python(self, worker: Worker) -> dict[int, tuple[int, int]]:

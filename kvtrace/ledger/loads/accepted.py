@@ -52,7 +52,7 @@ class Accepted:
         """The steps in which an asynchronous load can have been started: those whose metadata names it;
         where none does, from the allocation until it was reported as finished. Empty: too many to tell."""
         begin = self.asked.step
-        named = sorted({entry.step for entry in self.request.load_entries if entry.step >= begin})
+        named = [step for step in self.request.load_steps if step >= begin]
         if named:
             return named
         reported = [one.step for one in self.reports if one.step >= begin]

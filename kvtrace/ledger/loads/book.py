@@ -160,7 +160,7 @@ def _workers(engines: Sequence[Engine]) -> list[Worker]:
 
 def _load_steps(accepted: Sequence[Accepted]) -> Array:
     steps = {one.asked.step for one in _synchronous(accepted)}
-    steps |= {entry.step for one in accepted for entry in one.request.load_entries}
+    steps |= {step for one in accepted for step in one.request.load_steps}
     steps |= {step for one in accepted if one.asked.asynchronous for step in one.window()}
     return np.array(sorted(steps), dtype=np.int64)
 

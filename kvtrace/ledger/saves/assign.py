@@ -253,7 +253,7 @@ class _OfRequest:
         """What was not saved, prompt and decode apart."""
         return [
             LostSpan(
-                self._row, self._request.engine, low, high, one.pairs, phase, part.chunk,
+                self._row, self._request.engine, low, high, one.pairs, phase,
                 _step(self._request, part.chunk), SaveEnd(part.outcome.code), one.live, part.outcome.grade,
                 part.part,
             )
@@ -284,7 +284,7 @@ class _OfRequest:
         """The segments of each class of pairs."""
         return [
             Span(
-                request=self._row, start=part.start, end=part.end, outcome=part.outcome, chunk=part.chunk,
+                request=self._row, start=part.start, end=part.end, outcome=part.outcome,
                 step=_step(self._request, part.chunk), live=one.live,
                 pairs=tuple(np.flatnonzero(self._class_of == number).tolist()), part=part.part,
             )

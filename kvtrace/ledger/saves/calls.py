@@ -285,16 +285,14 @@ class WorkerCalls:
         step = int(self.stores.steps[at[0]])
         if (step, at[1]) in self._slots.none or (step, at[1]) in self._slots.partly:
             return Blind.NO  # it picked what to read, and picked nothing, or a part of each slot
-        if self._blind_steps[at[0]]:
-            return Blind(int(self._blind_steps[at[0]]))
-        if (step, at[1]) in self._slots.unknown:
-            return Blind.SLOTS_UNKNOWN
+        if self._blind_steps[at[0]] or (step, at[1]) in self._slots.unknown:
+            return Blind.UNSEEN
         if self._lag > 1:  # of the steps behind a watched one only the next is known to be watched as well
-            return Blind.COPIES_LATER
+            return Blind.UNSEEN
         to_come = self._lag > 0 and step >= self._last_step
         # Work in the background may still have been to come: it is taken up in order.
         behind = 0 <= self._slots.last_background < step
-        return Blind.TRACE_CUT if to_come or (behind and at[0] >= self._latest_read) else Blind.NO
+        return Blind.UNSEEN if to_come or (behind and at[0] >= self._latest_read) else Blind.NO
 
     @cached_property
     def _lag(self) -> int:

@@ -96,8 +96,7 @@ _ENDS = {
 """How a token ends of whose bytes this is known; of any other account: _READ."""
 _OTHERS = StoreResult(SaveEnd.MISPLACED, Grade.READ)
 _TOO_LATE = StoreResult(SaveEnd.READ_LATE, Grade.READ)
-_ANYBODYS = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OTHER_SLOTS)
-_OUT_OF_WINDOW = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OUT_OF_WINDOW)
+_NOT_KNOWN = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.UNSEEN)
 
 
 class Stored(NamedTuple):
@@ -110,7 +109,7 @@ class Stored(NamedTuple):
     blind: Blind
 
 
-UNSEEN = Stored(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, SaveEnd.NOT_OBSERVED, False, Blind.NO_RECORD)
+UNSEEN = Stored(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, SaveEnd.NOT_OBSERVED, False, Blind.UNSEEN)
 """A call of a pair of which no worker is known."""
 
 
@@ -330,7 +329,7 @@ def _too_late(slots: Slots) -> Iterator[tuple[int, Read]]:
             yield row, Read(step, columns, positions, _TOO_LATE)
     for row, reads in slots.perhaps_late.items():
         for step, columns, positions in reads:
-            yield row, Read(step, columns, positions, _ANYBODYS)
+            yield row, Read(step, columns, positions, _NOT_KNOWN)
 
 
 def _out_of_windows(watched: Watched, engine: Engine) -> Iterator[tuple[int, Read]]:
@@ -340,14 +339,14 @@ def _out_of_windows(watched: Watched, engine: Engine) -> Iterator[tuple[int, Rea
         for column in windows:
             parts = out_of_window(watched.slots, row, column, windows)
             if parts:
-                yield row, Read(0, 1 << column, tuple(parts), _OUT_OF_WINDOW)
+                yield row, Read(0, 1 << column, tuple(parts), _NOT_KNOWN)
 
 
 def reads_of(touch: Touch, worker: Worker, caught: Caught) -> Iterator[Read]:
     """A touch as reads; ``pairs`` are the worker's layers. Whose tokens one stands for that came too late for
     another request is not known."""
     alone = StoreResult(*_ENDS.get(touch.account, _READ), touch.sent_to)
-    result = _ANYBODYS if touch.late_for else alone
+    result = _NOT_KNOWN if touch.late_for else alone
     read = Read(touch.step, touch.columns, touch.positions, result, touch.stale, touch.overdue)
     failed = _calls_of(caught, touch.step, worker) & touch.columns if result[:2] == _READ else 0
     ended = failed and failed & _calls_of(caught.ended, touch.step, worker)
@@ -383,7 +382,7 @@ def _told_apart(read: Read, others: OtherSlots) -> Iterator[Read]:
     if wrong:
         yield replace(read, pairs=wrong, result=_OTHERS)
     if read.pairs & ~wrong:
-        yield replace(read, pairs=read.pairs & ~wrong, result=_ANYBODYS)
+        yield replace(read, pairs=read.pairs & ~wrong, result=_NOT_KNOWN)
 
 
 def _layer_numbers(engine: Engine, missing: int) -> Array:

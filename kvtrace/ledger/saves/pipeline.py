@@ -18,7 +18,7 @@ Ends = NDArray[np.int8]
 
 def ends(worker: Worker, ran: Executed, coverage: WorkerCoverage) -> Ends:
     """How each store step ended in each KV layer of a worker."""
-    stores, layers = coverage.store_steps, worker.kv_layers
+    stores, layers, seen = coverage.store_steps, worker.kv_layers, coverage.layers_seen
     state = step_states(ran, worker.stop_reason, stores.steps)[:, None]
 
     # Masks, which broadcast to shape (steps, layers).
@@ -36,7 +36,7 @@ def ends(worker: Worker, ran: Executed, coverage: WorkerCoverage) -> Ends:
         worked, raised = step(StoreStepBit.WAIT_OK), step(StoreStepBit.WAIT_RAISED)
     unbound = layer(Bit.OP_NO_METADATA | Bit.SAVE_NO_METADATA) | step(StoreStepBit.WAIT_NO_METADATA)
     no_body = ~layer(Bit.OP_RAN | Bit.SAVE_OK)
-    never_seen = no_body & ~np.array([name in coverage.layers_seen for name in layers], bool)
+    never_seen = no_body & ~np.array([name in seen for name in layers], bool)
     # Graphs were in use, and this layer's body is known from outside of real steps alone.
     graphs = any(mode > 0 for mode in worker.modes)
     captured = np.array([graphs and name in coverage.layers_outside for name in layers], bool)

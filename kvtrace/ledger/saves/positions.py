@@ -126,11 +126,8 @@ class Token(NamedTuple):
 
 
 _PENDING = Outcome(PENDING)
+_UNSEEN = Outcome(NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
 IN_GPU_CACHE = Outcome(LOCAL_HIT, grade=Grade.READ)
-
-
-def not_observed(blind: Blind, end: SaveEnd | None = None) -> Outcome:
-    return Outcome(NOT_OBSERVED, end, Grade.NOT_OBSERVED, blind=blind)
 
 
 def decide(token: Token) -> Outcome:
@@ -143,7 +140,7 @@ def decide(token: Token) -> Outcome:
     if token.local:
         return IN_GPU_CACHE
     if token.computed is None or token.computed == StepState.NOT_RECORDED:
-        return not_observed(Blind.NO_RECORD)
+        return _UNSEEN
     if token.computed == StepState.NOT_REACHED:
         return _PENDING
     return _not_saved(token)
@@ -154,7 +151,7 @@ def _loaded(token: Token, end: LoadEnd, grade: Grade) -> Outcome:
         return Outcome(LOADED, grade=Grade.PROVED if token.proved else grade)
     if end == LoadEnd.PENDING:
         return _PENDING
-    return not_observed(Blind.UNTOLD) if end == LoadEnd.NOT_OBSERVED else Outcome(NOT_LOADED, end, grade)
+    return _UNSEEN if end == LoadEnd.NOT_OBSERVED else Outcome(NOT_LOADED, end, grade)
 
 
 def _best_saved(one: StoreResult) -> tuple[int, str]:
@@ -186,7 +183,7 @@ _STALE = Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
 def _not_saved(token: Token) -> Outcome:
     """Of a token that was computed and is not seen in the store: the first stage at which its way ended."""
     if token.silent == Blind.OUT_OF_SIGHT and not token.proved:
-        return not_observed(token.silent)  # who got it back may have taken it: handed over, and not stored
+        return _UNSEEN  # who got it back may have taken it: handed over, and not stored
     return _by_its_call(token, min(token.stores)) if token.stores else _not_named(token)
 
 
@@ -197,7 +194,7 @@ def _not_named(token: Token) -> Outcome:
     if token.stale:
         return _STALE
     if token.silent:
-        return not_observed(token.silent)
+        return _UNSEEN
     return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ if token.watched else Grade.DECLARED)
 
 
@@ -215,9 +212,8 @@ def _by_its_call(token: Token, call: StoreResult) -> Outcome:
     if doubted and token.watched:  # as if it were not named: nobody read it
         return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ)
     if unseen:
-        return not_observed(
-            call.blind or Blind.UNTOLD, None if call.end == SaveEnd.NOT_OBSERVED else call.end
-        )
+        ended = None if call.end == SaveEnd.NOT_OBSERVED else call.end
+        return Outcome(NOT_OBSERVED, ended, Grade.NOT_OBSERVED)
     return Outcome(NOT_SAVED, call.end, call.grade)
 
 
@@ -313,7 +309,7 @@ class _InPair:
             end_of = (call.unnamed_end, Grade.READ) if silent else (call.end, call.grade)
             store = StoreResult(*end_of, blind=call.blind)
             if misread and store.end == SaveEnd.SAVED:  # the metadata names the wrong ones itself
-                store = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OTHER_SLOTS)
+                store = StoreResult(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.UNSEEN)
             found[store] += subtract([(start, end)], read)
         return found
 
@@ -377,14 +373,14 @@ class _InPair:
         if way.pairs.given_away:
             return Blind.OUT_OF_SIGHT, False
         if self._unfinished == SaveEnd.PENDING and all(entry.implied for entry in request.entries):
-            return Blind.TRACE_CUT, False  # a save is under way, and no metadata says of what
+            return Blind.UNSEEN, False  # a save is under way, and no metadata says of what
         if chunk < 0:
             return Blind.METADATA_UNREAD if self._decode_unknown else Blind.NO, False
         step = request.chunks[chunk].step
         if way.unknown.any_within(step, max(step, request.last_step)):
             return Blind.METADATA_UNREAD, False
         watched = all(one.step in way.pairs.settled for one in request.chunks if one.step >= step)
-        return (Blind.NAMED_EARLY if not watched and covers(self._early, at) else Blind.NO), watched
+        return (Blind.UNSEEN if not watched and covers(self._early, at) else Blind.NO), watched
 
 
 def _named_early(request: Request) -> list[Interval]:

@@ -115,7 +115,7 @@ def _computing(
         for chunk in request.chunks:
             found[chunk.step].append((row, chunk))
     steps = np.array(sorted(found), dtype=np.int64)
-    return found, set(steps[watched.blind(steps) == 0].tolist())
+    return found, set(steps[~watched.blind(steps)].tolist())
 
 
 def _for_another_layer(

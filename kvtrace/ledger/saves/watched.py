@@ -8,11 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from kvtrace.ledger.ends import Blind
 from kvtrace.ledger.run import Worker
 from kvtrace.ledger.saves.measured import MeasuredCells
 from kvtrace.ledger.slots.reads import Slots
-from kvtrace.ledger.steps import Array, Executed, Steps, locate
+from kvtrace.ledger.steps import Array, Executed, Mask, Steps, locate
 
 
 @dataclass(frozen=True)
@@ -26,24 +25,17 @@ class Watched:
     followed: bool = True
     """No way was open on which it may have read KV with no record of it."""
 
-    def blind(self, steps: Array) -> Array:
-        """Of each step why it can't be told what was read until the end of the step after (Blind, 0 for it
-        can)."""
+    def blind(self, steps: Array) -> Mask:
+        """Of each step whether it can't be told what was read until the end of the step after."""
         slots = self.slots
         if self.worker.connector is not None and self.worker.connector.without_kv:
-            return np.zeros(len(steps), np.int64)
+            return np.zeros(len(steps), np.bool_)
         in_part = np.isin(steps, self._in_part) | (steps <= slots.unplaced)
         if not slots.visible:
             certain = [self._picked_none(step) or not self._unsure(step) for step in steps.tolist()]
             in_part |= ~np.array(certain, dtype=bool) | (steps <= max(slots.blind, default=0))
-        watched = locate(self.ran.watched, steps)[1]
-        out_of_sight = np.full(len(steps), not self.followed)
-        found: Array = np.select(
-            [~watched, out_of_sight, in_part],
-            [Blind.STEP_NOT_WATCHED, Blind.OUT_OF_SIGHT, Blind.SLOTS_UNKNOWN],
-            default=Blind.NO,
-        )
-        return found
+        found: Mask = ~locate(self.ran.watched, steps)[1] | in_part
+        return found if self.followed else np.ones(len(steps), np.bool_)
 
     def read_repeatedly(self, step: int, column: int) -> int:
         """Slots that one call read more than once, in a step in a layer."""
@@ -72,4 +64,4 @@ def settled_steps(workers: Sequence[Watched], steps: Array) -> Steps:
     """The steps of which it is known what every worker read."""
     if not workers:
         return Steps()
-    return Steps(steps[~np.logical_or.reduce([one.blind(steps) > 0 for one in workers])])
+    return Steps(steps[~np.logical_or.reduce([one.blind(steps) for one in workers])])

@@ -416,7 +416,6 @@ def _of_connector(
     held, every = sum(file.held for file in own), calls.read.sum()
     came = np.maximum(writes.amount, 0)
     total = OutsideBytes(
-        trace.spool,
         index,
         round(every),
         sum(file.grew for file in own) if told else None,

@@ -4,20 +4,20 @@ how far its request was by then."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from kvtrace.ledger.reported import UNFOLLOWED
-from kvtrace.ledger.requests import Request
+from kvtrace.ledger.requests import Request, by_engine
 from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.sets import parse
 from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
 from kvtrace.ledger.slots.touches import during_which
-from kvtrace.ledger.states.outcome import Book, Loaded, States, Taken
+from kvtrace.ledger.states.outcome import Loaded, States, Taken
 from kvtrace.ledger.steps import NEVER_RAN, Executed
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.facts import WatchLimitsFact
@@ -47,7 +47,7 @@ def book_of_states(
     Args:
         given: BLOCKS records by engine tag.
     """
-    by_name = {scan.name: scan for scan in scans}
+    by_name, of_engine = {scan.name: scan for scan in scans}, by_engine(requests)
     taken: list[Taken] = []
     loaded: list[Loaded] = []
     layers: set[str] = set()
@@ -56,7 +56,7 @@ def book_of_states(
         workers = [one for one in engine.workers if one.state_layers]
         if engine.configured is None or not workers:
             continue
-        every = {row: one for row, one in enumerate(requests) if one.engine == engine.tag}
+        every = of_engine.get(engine.tag, {})
         own = {row: one for row, one in every.items() if finishing(one)}
         layers.update(layer for one in workers for layer in one.state_layers)
         pairs += sum(len(one.state_layers) for one in workers)
@@ -69,7 +69,8 @@ def book_of_states(
                     loaded += [seen.loaded(_Cell(row, layer), request) for layer in worker.state_layers]
     if not pairs:
         return None
-    return States(len(layers), pairs, counted, _book(taken), _book(loaded))
+    saves, loads = (dict(Counter(end.value for end in ends)) for ends in (taken, loaded))
+    return States(len(layers), pairs, counted, saves, loads)
 
 
 def finishing(request: Request) -> list[int]:
@@ -85,13 +86,6 @@ def accepted(request: Request) -> tuple[int, bool] | None:
             steps = [chunk.step for chunk in request.chunks if chunk.step >= lookup.step]
             return (steps[0], lookup.asynchronous) if steps else None
     return None
-
-
-def _book(ends: Iterable[Taken | Loaded]) -> Book:
-    found: dict[str, int] = defaultdict(int)
-    for end in ends:
-        found[end.value] += 1
-    return Book(sum(found.values()), dict(found))
 
 
 class _StatesSeen:

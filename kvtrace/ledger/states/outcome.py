@@ -8,7 +8,7 @@ was seen to read of it is known by its block; whether it was stored is not follo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -35,24 +35,12 @@ class Loaded(str, Enum):
 
 
 @dataclass(frozen=True)
-class Book:
-    """``sum(accounts.values()) == total``, in states."""
-
-    total: int = 0
-    accounts: Mapping[str, int] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Raises AssertionError where the accounts do not sum to the total."""
-        assert sum(self.accounts.values()) == self.total, f"{self.accounts} of {self.total} states"
-        assert all(n > 0 for n in self.accounts.values()), f"{self.accounts}"
-
-
-@dataclass(frozen=True)
 class States:
-    """``layers``: that keep a state; ``pairs``: (layer, rank); ``requests``: whose prompt was computed."""
+    """``layers``: that keep a state; ``pairs``: (layer, rank); ``requests``: whose prompt was computed;
+    ``saves``, ``loads``: states by what became of them."""
 
     layers: int
     pairs: int
     requests: int
-    saves: Book
-    loads: Book
+    saves: Mapping[str, int]
+    loads: Mapping[str, int]
