@@ -233,7 +233,7 @@ class Case:
                 continue
             seen.add(span.request)
             request = self.requests[span.request]
-            what = f"positions {start} to {end} of {request.prompt} prompt tokens"
+            what = f"positions {start} to {end}; the prompt has {request.prompt} tokens"
             found.append(Event(request.id, span.step or request.first_step, what))
             if len(found) == MAX_EVENTS:
                 break
