@@ -217,10 +217,10 @@ def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
     caught = Caught((swallowed(places=((step, ""),)),))
     touch = Touch(step, 0, 0b11, ((0, 64),), account=account)
     (read,) = reads_of(touch, worker, caught)
-    assert read.end == (end, grade)
+    assert read.result[:2] == (end, grade)
     # It may have been put once more, in halves: a batch that was refused, and landed.
     (read,) = reads_of(touch, worker, Caught((swallowed(places=((step, ""),), message="503 slow down"),)))
-    assert read.end == (end, grade if end == SaveEnd.SAVED else Grade.NOT_OBSERVED)
+    assert read.result[:2] == (end, grade if end == SaveEnd.SAVED else Grade.NOT_OBSERVED)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.ledger.requests import collect
 from kvtrace.ledger.scan import scan
+from kvtrace.ledger.slots.accounts import Accounts
 from kvtrace.ledger.slots.reads import Slots, Touch
 from kvtrace.ledger.slots.resolve import given_blocks, slots_of
 from kvtrace.ledger.slots.sets import SlotSet, parse
@@ -41,7 +42,7 @@ def resolved(sim: Sim) -> tuple[Slots, list[str]]:
     worker = engine.workers[0]
     spool = next(one for one in scans if one.name == worker.spool)
     given = given_blocks(scans, found).get(engine.tag, [])
-    slots = slots_of(engine, worker, touches(spool, worker), given, dict(enumerate(found)))
+    slots = slots_of(engine, worker, touches(spool, worker), given, dict(enumerate(found)), Accounts())
     return slots, [request.id for request in found]
 
 
