@@ -89,7 +89,7 @@ def _finding(case: Case, victims: list[CaseRequest]) -> Finding:
         "the lookup, they share the key of the empty prefix.",
         evidence=evidence,
         remedy=[*([remedy] if stored else []), CAUSE.remedy],
-        headline=f"treated as stored, under the key of the empty prefix: {affected}",
+        headline=f"{affected} taken for stored, under the key of the empty prefix",
     )
 
 
