@@ -82,11 +82,12 @@ _CUTS: tuple[Mapping[str, Any], ...] = (
     {"most": 1},
     {"outcomes": 4},
     {"titles": False},
+    {"logged": False},
     {"outcomes": 3},
     {"findings": 2},
     {"findings": 1},
     {"requests": False},
-    {"requests": True, "logged": False},
+    {"requests": True},
     {"vllm": False},
     {"requests": False, "outcomes": 2},
 )
