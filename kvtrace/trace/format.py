@@ -11,7 +11,7 @@ JSON document; the bytes of both follow at once in ``BYTES`` records (56 bytes e
 zero-padded). A block of records ends with a ``SEAL`` record, which holds their checksum: a block
 that differs from it is left out. Behind the header there may be a window, in which a recorder that
 maps it keeps the youngest blocks and, behind them, the records of the open one, which has no seal
-yet; all other blocks follow.
+yet; all other blocks follow. Version 2 had no window.
 
 Times are ``time.perf_counter_ns()`` of the writing host; the header holds one pair of
 (perf, wall) to place them. Steps are ``engine tag << 32 | n``: the tag names one
@@ -27,6 +27,8 @@ from enum import IntEnum
 
 MAGIC = b"KVTRACE\x00"
 VERSION = 3
+OLDEST = 2
+"""That is read: it has no window."""
 WORDS = 8
 RECORD_SIZE = 8 * WORDS
 PAYLOAD_BYTES = RECORD_SIZE - 8
@@ -263,7 +265,9 @@ def window_of(block: bytes) -> int:
     Raises:
         ValueError: it is neither.
     """
-    window = _HEADER.unpack(block[:RECORD_SIZE])[-1]
+    _, version, _, _, _, window = _HEADER.unpack(block[:RECORD_SIZE])
+    if version == OLDEST:
+        return 0
     if window not in (0, WINDOW * RECORD_SIZE):
         raise ValueError("a window of another size")
     return int(window)

@@ -130,7 +130,7 @@ class Spool:
             version, record_size, length, crc = fmt.unpack_header_block(block)
         except ValueError as error:
             raise SpoolError(f"{self.path}: {error}") from None
-        if version != fmt.VERSION:
+        if not fmt.OLDEST <= version <= fmt.VERSION:
             raise SpoolError(
                 f"{self.path}: spool format {version}, this kvtrace reads {fmt.VERSION}: "
                 "use the kvtrace that recorded it"

@@ -411,7 +411,7 @@ def test_a_block_is_never_longer_than_the_reader_keeps(tmp_path):
 
 def test_a_spool_of_another_version_is_not_read(tmp_path):
     raw = bytearray(blocks_of(tmp_path / "b.kvt")[0])
-    for version, said in ((2, "spool format 2"), (9, "spool format 9")):
+    for version, said in ((1, "spool format 1"), (9, "spool format 9"), (2, "damaged header")):
         raw[8] = version
         (tmp_path / "b.kvt").write_bytes(raw)
         with pytest.raises(SpoolError, match=said):
