@@ -208,14 +208,19 @@ def _end_of_step(raised: bool = False) -> None:
 # --- past the size limit: one record per hook and quiet step -------------------------------
 
 
+@functools.lru_cache(maxsize=256)
+def _layers(given: bytes) -> str:
+    """The layers of calls, as the recorder gives them, as QUIET records name them: the same in each step."""
+    return json.dumps(sorted(set(array("q", given))))
+
+
 def _sum(calls: CallSums) -> rows.QuietCalls:
     """The calls of one hook or op in a quiet step."""
-    layers = json.dumps(sorted(set(array("q", calls.layers))))
     detail = calls.detail & ~DETAIL_IS_OP | (DETAIL_IS_OP if calls.kind == Kind.OP else 0)
     return rows.QuietCalls(
         pack_head(Kind.QUIET, Role.WORKER, calls.code, detail),
         calls.t0,
-        layer_set=AGENT.id(layers),
+        layer_set=AGENT.id(_layers(calls.layers)),
         step=calls.step,
         count=calls.number,
         total_ns=calls.total_ns,
