@@ -486,7 +486,6 @@ class Trust:
     measured: int = 0  # ... of which the slots that were really read are known
     agreed: int = 0  # ... and are what the metadata declared
     blind: int = 0  # watched, and nothing was seen of a connector of which nothing was ever seen
-    unknown: int = 0  # not seen to be read, of a connector whose reads can be seen, or whose saves fail
     nothing: int = 0  # ... measured, and 0 slots were read
     empty: int = 0  # of these, with files that hold nothing
     short: int = 0  # ... measured, and fewer slots were read than declared

@@ -135,8 +135,8 @@ class Call:
         if self.complete:
             return Trust(calls=calls, measured=1, agreed=1)
         if self.blind:
-            unknown = self._as_read[0] == SaveEnd.NOT_OBSERVED
-            return Trust(calls=calls, unknown=int(unknown), blind=int(not unknown and self.watched))
+            known = self._as_read[0] != SaveEnd.NOT_OBSERVED
+            return Trust(calls=calls, blind=int(known and self.watched))
         if self.unread == self.named and not self.partly:
             return Trust(calls=calls, measured=1, nothing=1, empty=int(self.empty))
         read = self.named - self.unread
