@@ -9,10 +9,11 @@ are too many the answer is None, for "not known".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from kvtrace.agent.kv.late import Array, Mask, np
-from kvtrace.agent.kv.layout import BLOCK, SLOT, Layout
+from kvtrace.agent.kv.layout import BLOCK, INNER, SLOT, Layout
 
 _MOST_SPANS = 1 << 21
 
@@ -91,13 +92,15 @@ def _joined(spans: Spans) -> Spans:
 
 
 def _cut(layout: Layout, spans: Spans) -> tuple[Array, Array] | None:
-    """(slot, bytes) of each piece of the spans that lies in one."""
+    """(slot, bytes) of each piece of the spans that lies in one. Where heads lie before slots a whole block
+    is not cut: its pieces would be as many as it has slots times heads."""
     outer = layout.dims[0]
+    uncut: list[Array] = []
     begins = np.maximum(spans.begins, 0)
     ends = np.minimum(spans.ends, outer.size * outer.stride)
     slots = np.zeros(len(begins), dtype=np.int64)
     slots, begins, ends = _some(begins < ends, slots, begins, ends)
-    for dim in layout.dims:
+    for at, dim in enumerate(layout.dims):
         firsts = begins // dim.stride
         counts = (ends - 1) // dim.stride - firsts + 1
         total = int(counts.sum())
@@ -110,9 +113,20 @@ def _cut(layout: Layout, spans: Spans) -> tuple[Array, Array] | None:
         begins = np.maximum(begins - firsts * dim.stride, 0)
         ends = np.minimum(ends - firsts * dim.stride, dim.stride)
         slots, begins, ends = _some(firsts < dim.size, slots, begins, ends)
+        below = layout.dims[at + 1 :]
+        if dim.part == BLOCK and len(below) > 1 and below[0].part == INNER:
+            whole = (begins == 0) & (ends >= below[0].size * below[0].stride)
+            if whole.sum() * layout.in_block > _MOST_SPANS:
+                return None
+            uncut.append((slots[whole, None] + np.arange(layout.in_block)).ravel())
+            held = layout.cell * prod(one.size for one in below if one.part == INNER)
+            slots, begins, ends = _some(~whole, slots, begins, ends)
     ends = np.minimum(ends, layout.cell)
     slots, begins, ends = _some(begins < ends, slots, begins, ends)
-    return slots, ends - begins
+    if not uncut:
+        return slots, ends - begins
+    sizes = np.concatenate([np.full(len(uncut[0]), held), ends - begins])
+    return np.concatenate([*uncut, slots]), sizes
 
 
 def _some(which: Mask, *arrays: Array) -> tuple[Array, ...]:
