@@ -193,6 +193,7 @@ class Agent:
         # Emptied, never replaced: generated wrappers hold these two dictionaries.
         self.ids.clear()
         self.threads.clear()
+        self._failures = 0
         for forget in self.openings:
             forget()
         self.threads[get_ident()] = 0

@@ -328,10 +328,8 @@ def _watched(
             touched = touches(scan, worker)
             given = seen.given.get(engine.tag, [])
             slots = slots_of(engine, worker, touched, given, here, seen.told[scan.name])
-            followed = not any(one.kind in reported.UNRECORDED for one in scan.facts_of(WatchLimitsFact))
-            found[key] = Watched(
-                worker, seen.measured[key], slots, seen.executed.get(key, NEVER_RAN), followed
-            )
+            ran, followed = seen.executed.get(key, NEVER_RAN), reported.followed(scan)
+            found[key] = Watched(worker, seen.measured[key], slots, ran, followed)
     return found
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import hypothesis.strategies as st
 import pytest
@@ -433,6 +433,18 @@ def test_layers_of_one_memory_are_told_apart_where_they_can_be() -> None:
         with watching(cache, named) as watch:
             cache.tensors["layer.0"][1].clone()
         assert set(seen(watch, READ)) == names
+
+
+def test_where_the_watch_itself_fails_any_slot_may_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = plain()
+
+    def failing(*_: Any) -> NoReturn:
+        raise KeyError("stands for a mistake of ours")
+
+    monkeypatch.setattr(CopyWatch, "_note", failing)
+    with watching(cache) as watch:
+        cache.tensors["layer.0"][1].clone()
+    assert watch.unsure and watch.blind == set(cache.names)
 
 
 def test_runs_are_written_short() -> None:

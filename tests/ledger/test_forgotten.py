@@ -187,9 +187,16 @@ def in_a_thread_that_is_not_followed(sim: Sim, chance: Chance) -> None:
     limit(sim, chance.choice([Limit.THREAD, Limit.NATIVE]))
 
 
+def where_the_agent_failed(sim: Sim, chance: Chance) -> None:
+    calls = _some(sim, chance)
+    change(sim.workers[0], lambda w: None if _is_copy(w) and w[7] in calls else w)
+    sim.workers[0].fact(Fact.AGENT_ERROR, {"where": "watching wait_for_save", "error": "KeyError: 0"})
+
+
 WAYS = [
     by_an_unknown_operation, by_an_unknown_operation_for_an_unknown_step, in_one_layer,
     in_a_step_that_was_not_watched, in_a_thread_that_is_not_followed,
+    where_the_agent_failed,
 ]  # fmt: skip
 SEEDS = range(4)
 

@@ -292,9 +292,7 @@ class CopyWatch:
                     self._note(layers, GIVEN_OUT, Access(view))
                 else:
                     limits.say(Limit.ADDRESS, name)
-                    names = [layer.name for layer in layers]
-                    self.maybe_written.update(names if self.loads else ())
-                    self.blind.update(names if self.saves else ())
+                    self._any_slot([layer.name for layer in layers])
         except Exception:
             self.caches.address_taken = True
         finally:
@@ -311,11 +309,19 @@ class CopyWatch:
                 yield
         except Exception:
             self.failed = True
+            self._any_slot(self.caches.layers)
         finally:
             OWN.busy = before
             if tracer is not None:
                 set_trace(tracer)
             self.cost += processor_clock() - began
+
+    def _any_slot(self, layers: Iterable[str]) -> None:
+        """Any slot of these may have been touched, unseen."""
+        if self.loads:
+            self.maybe_written.update(layers)
+        if self.saves:
+            self.blind.update(layers)
 
     def copied(self, copies: Iterable[Copy]) -> None:
         """Native code copied by address, without an error. Call it within :meth:`own`.
