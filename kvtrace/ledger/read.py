@@ -160,6 +160,7 @@ def _books(
         unfinished={save.request: save.unfinished for save in async_saves},
         unknown=Steps(implied.unknown | cut_off(requests)),
         swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
+        agent_failed=reported.agent_failed(scans),
     )  # fmt: skip
     saves = assign(requests, engines, evidence, arrived, asked.watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(wanted, arrived, requests, engines, scans, [of.saved for of in saves.requests])
@@ -328,8 +329,10 @@ def _watched(
             touched = touches(scan, worker)
             given = seen.given.get(engine.tag, [])
             slots = slots_of(engine, worker, touched, given, here, seen.told[scan.name])
-            ran, followed = seen.executed.get(key, NEVER_RAN), reported.followed(scan)
-            found[key] = Watched(worker, seen.measured[key], slots, ran, followed)
+            followed = not any(one.kind in reported.UNRECORDED for one in scan.facts_of(WatchLimitsFact))
+            found[key] = Watched(
+                worker, seen.measured[key], slots, seen.executed.get(key, NEVER_RAN), followed
+            )
     return found
 
 

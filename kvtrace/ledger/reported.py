@@ -299,18 +299,12 @@ def hides_writes(scans: Sequence[SpoolScan], kinds: Collection[str] = UNFOLLOWED
     """Spools of processes in which a load may have written KV unseen: a way of these kinds was met elsewhere
     than in a hook that saves, or the agent failed."""
     met = [one for one in watch_limits(scans) if one.kind in kinds and one.hook not in SAVE_HOOKS]
-    return frozenset(one.spool for one in met) | {scan.name for scan in scans if agent_failed(scan)}
+    return frozenset(one.spool for one in met) | {scan.name for scan in scans if agent_failed([scan])}
 
 
-def followed(scan: SpoolScan, kinds: Collection[str] = UNRECORDED) -> bool:
-    """Whether no way of these kinds was met in this process, and the agent did not fail."""
-    limits = scan.facts_of(facts.WatchLimitsFact)
-    return not agent_failed(scan) and not any(one.kind in kinds for one in limits)
-
-
-def agent_failed(scan: SpoolScan) -> bool:
-    """Whether something was watched of which records may be missing, as the agent's own code raised."""
-    return any(one.where != facts.HOOKS for one in scan.facts_of(facts.AgentErrorFact))
+def agent_failed(scans: Sequence[SpoolScan]) -> bool:
+    """Whether records may be missing, as the agent's own code raised."""
+    return any(one.where != facts.HOOKS for scan in scans for one in scan.facts_of(facts.AgentErrorFact))
 
 
 def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:

@@ -131,7 +131,7 @@ def _way(
     reuse = reuse_of(request, load.lost if load else {})
     unfinished = evidence.unfinished.get(row, {})
     # An address leads another engine to the KV where it was computed: nobody needs to have stored it.
-    proved = evidence.kept if pairs.given_away else evidence.proved
+    proved = evidence.kept if pairs.out_of_sight else evidence.proved
     back = proved.get(row, ()), evidence.unequal.get(row, ())
     return PositionsEvidence(row, request, pairs, reuse, unfinished, evidence.unknown, load, *back)
 

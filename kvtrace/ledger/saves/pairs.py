@@ -54,6 +54,8 @@ class SaveEvidence:
     given_away: frozenset[tuple[str, int]] = frozenset()
     """(worker's spool, engine; 0: any) whose KV may be copied out of sight: its address was given out, or it
     was handed to native code that is not known."""
+    agent_failed: bool = False
+    """Of what was not seen to be stored nothing is known."""
 
 
 class StoreResult(NamedTuple):
@@ -130,7 +132,7 @@ class Pairs:
     states: Mapping[int, NDArray[np.int8]]  # chunk step -> StepState per worker
     spools: tuple[str, ...]  # of the workers, in order
     only_loads: bool  # nobody can expect this connector to save
-    given_away: bool  # no metadata names a store, and its KV may be copied out of sight
+    out_of_sight: bool  # KV may be copied unseen, and no metadata names a store; or the agent failed
     decode_unknown: bool  # whether decode tokens are stored is not known
 
     def __len__(self) -> int:
@@ -181,8 +183,11 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: SaveEvid
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
         only_loads=engine.only_loads,
-        given_away=engine.store_entries == 0
-        and any((w.spool, of) in evidence.given_away for w in engine.workers for of in (0, engine.tag)),
+        out_of_sight=evidence.agent_failed
+        or (
+            engine.store_entries == 0
+            and any((w.spool, of) in evidence.given_away for w in engine.workers for of in (0, engine.tag))
+        ),
         decode_unknown=engine.names_no_store and engine.decode_measured is not False,
     )
     return pairs, trust

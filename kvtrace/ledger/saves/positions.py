@@ -182,8 +182,9 @@ _STALE = Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
 
 def _not_saved(token: Token) -> Outcome:
     """Of a token that was computed and is not seen in the store: the first stage at which its way ended."""
-    if token.silent == Blind.OUT_OF_SIGHT and not token.proved:
-        return _UNSEEN  # who got it back may have taken it: handed over, and not stored
+    if token.silent == Blind.OUT_OF_SIGHT and not (token.proved and token.stale):
+        # Unproved: who got it back may have taken it, handed over and not stored.
+        return _BY_RETURN if token.proved else _UNSEEN
     return _by_its_call(token, min(token.stores)) if token.stores else _not_named(token)
 
 
@@ -370,7 +371,7 @@ class _InPair:
         """Of a position that nothing names and nobody was seen to read: why that says nothing; and whether
         that nobody did is seen."""
         request, way = self._request, self._way
-        if way.pairs.given_away:
+        if way.pairs.out_of_sight:
             return Blind.OUT_OF_SIGHT, False
         if self._unfinished == SaveEnd.PENDING and all(entry.implied for entry in request.entries):
             return Blind.UNSEEN, False  # a save is under way, and no metadata says of what

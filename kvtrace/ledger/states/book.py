@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvtrace.ledger.reported import UNFOLLOWED, followed
+from kvtrace.ledger.reported import UNFOLLOWED, agent_failed
 from kvtrace.ledger.requests import Request, by_engine
 from kvtrace.ledger.run import Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
@@ -20,6 +20,7 @@ from kvtrace.ledger.slots.touches import during_which
 from kvtrace.ledger.states.outcome import Loaded, States, Taken
 from kvtrace.ledger.steps import NEVER_RAN, Executed
 from kvtrace.trace import hooks, rows
+from kvtrace.trace.facts import WatchLimitsFact
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag
 
 _AHEAD = frozenset(hook.code for hook in (hooks.BIND_METADATA, hooks.START_LOAD, hooks.PREEMPTIONS))
@@ -102,7 +103,8 @@ class _StatesSeen:
         """Groups in which a request has one state at a time: no prefix cache keeps states of the past."""
         ran = scan.executed.get(engine.tag, NEVER_RAN)
         self._watched = frozenset(ran.watched.tolist()) & frozenset(ran.watched_loads.tolist())
-        self._followed = followed(scan, UNFOLLOWED)
+        limits = scan.facts_of(WatchLimitsFact)
+        self._followed = not agent_failed([scan]) and not any(one.kind in UNFOLLOWED for one in limits)
         """Whether no way was met in this process that can't be followed."""
         self._began = sorted(ran.began_steps.tolist())
         self._layers = frozenset(worker.state_layers)
