@@ -303,8 +303,9 @@ def hides_writes(scans: Sequence[SpoolScan], kinds: Collection[str] = UNFOLLOWED
 
 
 def agent_failed(scans: Sequence[SpoolScan]) -> bool:
-    """Whether records may be missing, as the agent's own code raised."""
-    return any(one.where != facts.HOOKS for scan in scans for one in scan.facts_of(facts.AgentErrorFact))
+    """Whether records of calls and copies may be missing, as the agent's own code raised."""
+    errors = (one for scan in scans for one in scan.facts_of(facts.AgentErrorFact))
+    return any(one.where not in facts.HIDES_NO_COPY for one in errors)
 
 
 def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:

@@ -75,7 +75,8 @@ class CallTimes(NamedTuple):
     share_of_steps: float | None  # of the workers' execute_model time; None for hooks of the scheduler
 
 
-class RunRequest(NamedTuple):
+@dataclass
+class RunRequest:
     """A row of Run.requests, in order of arrival. A step is 0 where there is none; digests, of what arrived,
     are 0 where unknown."""
 

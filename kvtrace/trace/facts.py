@@ -247,6 +247,8 @@ class HookExceptionFact(Document):
 
 HOOKS = "hooks"
 """Of an :class:`AgentErrorFact`: hooks of a connector that are not seen, and why."""
+HIDES_NO_COPY = frozenset({HOOKS, "config_keys", "device timing", "error", "fingerprints", "log"})
+"""``where`` the agent may fail, and all calls and copies are recorded."""
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ import pytest
 from synth import Chunk, Prompt, Sim, SpoolFile
 from test_positions import cache, entry, prefill
 
+from kvtrace import agent
 from kvtrace.causes import diagnose
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.terms import NOT_OBSERVED, SAVED
 from kvtrace.trace import format as fmt
 from kvtrace.trace import hooks, rows
-from kvtrace.trace.facts import Limit
+from kvtrace.trace.facts import HIDES_NO_COPY, HOOKS, Limit
 from kvtrace.trace.format import Fact, Flag, Kind
 
 Words = list[int]
@@ -187,10 +188,10 @@ def in_a_thread_that_is_not_followed(sim: Sim, chance: Chance) -> None:
     limit(sim, chance.choice([Limit.THREAD, Limit.NATIVE]))
 
 
-def where_the_agent_failed(sim: Sim, chance: Chance) -> None:
+def where_the_agent_failed(sim: Sim, chance: Chance, where: str = "watching wait_for_save") -> None:
     calls = _some(sim, chance)
     change(sim.workers[0], lambda w: None if _is_copy(w) and w[7] in calls else w)
-    sim.workers[0].fact(Fact.AGENT_ERROR, {"where": "watching wait_for_save", "error": "KeyError: 0"})
+    sim.workers[0].fact(Fact.AGENT_ERROR, {"where": where, "error": "KeyError: 0"})
 
 
 WAYS = [
@@ -253,3 +254,18 @@ def test_a_copy_of_anothers_blocks_may_be_for_the_former(
     run = read_run(sim.dir)
     ended = {(one.request, one.outcome) for one in run.base} | {(one.request, one.ended) for one in run.lost}
     assert ended == {(0, former), (1, SAVED)}
+
+
+def test_a_failure_that_hides_no_copy_hides_no_loss(tmp_path: Path) -> None:
+    found = set()
+    for seed in SEEDS:
+        sim = cache(tmp_path / str(seed))
+        reads_in_its_hook(sim)
+        where_the_agent_failed(sim, random.Random(seed), "fingerprints")
+        found.update(faults(sim))
+    assert "stored-nothing" in found
+
+
+def test_parts_of_the_agent_that_hide_no_copy_are_named_as_it_names_them() -> None:
+    sources = "".join(path.read_text() for path in Path(agent.__path__[0]).rglob("*.py"))
+    assert [name for name in HIDES_NO_COPY - {HOOKS} if f'AGENT.failed("{name}")' not in sources] == []
