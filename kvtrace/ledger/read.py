@@ -181,7 +181,7 @@ def _books(
         lost_resumed=follow_resumed(resumed, engines, looked),
         in_common=in_common(requests),
         compared=contents.blocks, across_salts=contents.salted,
-        apart=contents.apart, from_apart=contents.from_apart,
+        apart=contents.apart, from_apart=contents.from_apart, altered_by=contents.altered_by,
         total=saves.total,
         notes=[*unfinished(requests), *_ended_badly(files[0], scans), *_notes(found, engines)],
         partly_watched=_partly_watched(scans, requests),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kvtrace.errors import KvtraceError
+from kvtrace.ledger.contents.distance import Distance
 from kvtrace.ledger.device import DeviceTotals
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.loads.outcome import LoadOf, LostResumed
@@ -665,6 +666,8 @@ class Run:
     """Blocks that two engines computed, no layer of any to the same: neither proves a load of the other."""
     from_apart: Mapping[int, int] = field(default_factory=dict)
     """Row of a request -> tokens of its load that only such another engine had computed to this."""
+    altered_by: Distance | None = None
+    """How far altered blocks are from what their tokens computed to, all together, where known."""
     states: States | None = None
     """The book of layers that keep a state a request; None where there is none."""
     outside: Sequence[OutsideBytes] = ()

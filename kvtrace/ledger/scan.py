@@ -38,6 +38,7 @@ _KEPT = {
     "outside": Kind.OUTSIDE,
     "prints": Kind.PRINTS,
     "reprints": Kind.REPRINTS,
+    "sketches": Kind.SKETCHES,
     "layers": Kind.LAYERS,
     "states": Kind.STATES,
 }
@@ -85,6 +86,7 @@ class SpoolScan:
     outside: Records  # (n, 8): OUTSIDE, in file order
     prints: Records  # (n, 8): PRINTS, in file order
     reprints: Records  # (n, 8): REPRINTS, in file order
+    sketches: Records  # (n, 8): SKETCHES, in file order
     layers: Records  # (n, 8): LAYERS, in file order
     states: Records  # (n, 8): STATES, in file order
     device: DeviceTally

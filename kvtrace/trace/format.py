@@ -86,6 +86,7 @@ class Kind(IntEnum):
     GROWN = 33
     LAYERS = 34
     STATES = 36
+    SKETCHES = 38
 
 
 class Role(IntEnum):

@@ -486,6 +486,17 @@ class BlockPrintsAgain(BlockPrints):
     request may be over by then; a block that was given to another since says nothing of it."""
 
 
+SIGNS, SIZE_STEPS, SIZE_OFFSET = 48, 128, 64
+"""Of a BlockSketches record's number: bits that are signs, and what the other 15 stand for."""
+
+
+class BlockSketches(BlockPrints):
+    """As PRINTS, where the connector may load: about which numbers the KV holds, where PRINTS say exactly
+    which. Of each number the lowest 48 bits are signs of sums over parts of the block, each with secret signs
+    of its own: of alike KV few of them differ, of KV that has nothing in common half. The bits above are
+    128 * (64 + the binary logarithm of how large the numbers are, the mean of the layers)."""
+
+
 NUMBERS, NUMBER_BITS = 9, 21
 """Of a LayerPrints record: how many numbers it holds, three a word, and their bits."""
 
@@ -542,6 +553,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.SEAL: Seal,
     Kind.GROWN: Growth,
     Kind.STATES: StatesTouched,
+    Kind.SKETCHES: BlockSketches,
 }
 KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}
 

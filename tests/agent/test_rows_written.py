@@ -618,6 +618,8 @@ case(
     "fingerprints once more", Kind.REPRINTS, lambda: write_prints(12, kind=Kind.REPRINTS), print0=6, print1=0,
     print2=0, print3=0, **OF_BLOCKS,
 )  # fmt: skip
+SKETCH = {"print0": 6, "print1": 0, "print2": 0, "print3": 0}
+case("sketches", Kind.SKETCHES, lambda: write_prints(12, kind=Kind.SKETCHES), **SKETCH, **OF_BLOCKS)
 BITS = rows.NUMBER_BITS
 # block 8; block 9, whose first layer holds zeroes; the null block; block 7; the ninth is not used
 case(

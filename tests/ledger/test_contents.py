@@ -3,7 +3,9 @@ where nothing else can be."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from kvtrace.ledger.requests import ComputedChunk as Computed
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.run import Engine, OutsideBytes
 from kvtrace.terms import LOADED, SAVED, Grade
-from kvtrace.trace import facts
+from kvtrace.trace import facts, rows
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Fact, Flag, Kind
 
@@ -730,26 +732,57 @@ def test_other_numbers_are_a_choice_unless_some_are_others(
     assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
 
 
-@pytest.mark.parametrize(
-    ("failing", "right", "severity"), [("bc", "d", "fault"), ("b", "d", "limit"), ("bc", "", "limit")]
-)
-def test_other_numbers_beside_reported_blocks_are_no_choice(
-    tmp_path: Path, failing: str, right: str, severity: str
-) -> None:
-    """LMCache#3022: of a load that found no room the end was reported, and the rest was never read."""
+def sketch(signs: int, size: float = 1.0) -> int:
+    return signs | round((rows.SIZE_OFFSET + math.log2(size)) * rows.SIZE_STEPS) << rows.SIGNS
+
+
+EVERY = (1 << rows.SIGNS) - 1
+OF_A = [EVERY & int(digit * rows.SIGNS, 16) for digit in "359c"]
+"""The signs of four blocks, each of which differs from the next in half of them."""
+
+
+def _sketched(tmp_path: Path, *loads: Callable[[int], int]) -> Run:
+    """Loads of other numbers, each as these change the sketches of what was computed."""
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8])
-    for request in failing:
-        cache.loads(request, [95, 96, 0, 9])
-        cache.sim.load_errors(0, cache.sim.step_id, 1)
-        cache.sim.step([Chunk(request, 64, 64)], prompts={request: 128})
-        cache.sim.prints(request, [7, 8], first=2)
-    for request in "ef" if len(failing) < 2 else ():
-        cache.loads(request, [95, 96, 97, 9])
-    for request in right:
-        cache.loads(request, [5, 6, 7, 9])
-    found = [one for one in diagnose(cache.run()).findings if one.id == "kv-altered"]
-    assert [one.severity for one in found] == [severity]
-    assert found[0].remedy[0].startswith("Report all") is (severity == "fault")
+    cache.sim.prints("a", [sketch(one) for one in OF_A], kind=Kind.SKETCHES)
+    for number, change in enumerate(loads):
+        cache.loads(f"b{number}", [95 + 4 * number, 96 + 4 * number, 97 + 4 * number, 9])
+        cache.sim.prints(f"b{number}", [change(one) for one in OF_A[:3]], kind=Kind.SKETCHES)
+    return cache.run()
+
+
+@pytest.mark.parametrize(
+    ("change", "ident", "words"),
+    [
+        (lambda signs: sketch(signs ^ 1), "kv-altered", "4 % of the way to KV of other tokens, 1.00 times"),
+        (
+            lambda signs: sketch(signs ^ EVERY >> 24),
+            "kv-load-wrong",
+            "100 % of the way to KV of other tokens",
+        ),
+        (lambda signs: sketch(signs, 1.1), "kv-altered", "1.10 times as large"),
+        (lambda signs: sketch(signs, 0.5), "kv-load-wrong", "0.50 times as large"),
+        (lambda signs: sketch(signs ^ EVERY >> 39), "kv-altered", "38 % of the way"),  # of few blocks
+    ],
+    ids=["rounded", "nothing in common", "a little larger", "half as large", "in between"],
+)
+def test_numbers_that_were_not_rounded_are_no_choice(
+    tmp_path: Path, change: Callable[[int], int], ident: str, words: str
+) -> None:
+    (found,) = (one for one in diagnose(_sketched(tmp_path, change)).findings if one.id.startswith("kv-"))
+    assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
+    assert any(words in line for line in found.evidence), found.evidence
+
+
+def test_one_wrong_load_leaves_rounded_ones_rounded(tmp_path: Path) -> None:
+    run = _sketched(tmp_path, lambda signs: sketch(signs ^ 1), lambda signs: sketch(signs ^ EVERY >> 24))
+    assert run.compared == {"altered": 3, "wrong": 3}
+
+
+def test_several_loads_are_too_far_together(tmp_path: Path) -> None:
+    """What one alone shows with too few signs."""
+    between = [lambda signs: sketch(signs ^ EVERY >> 39)] * 4
+    assert _sketched(tmp_path, *between).compared == {"wrong": 12}
 
 
 def test_what_was_stored_too_early_comes_back_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,6 +266,6 @@ def test_a_failure_that_hides_no_copy_hides_no_loss(tmp_path: Path) -> None:
     assert "stored-nothing" in found
 
 
-def test_parts_of_the_agent_that_hide_no_copy_are_named_as_it_names_them() -> None:
+def test_failures_that_hide_no_copy_have_the_agents_names() -> None:
     sources = "".join(path.read_text() for path in Path(agent.__path__[0]).rglob("*.py"))
     assert [name for name in HIDES_NO_COPY - {HOOKS} if f'AGENT.failed("{name}")' not in sources] == []

@@ -7,6 +7,10 @@ are kept. It is one number for thousands, and none of them can be got back from 
 KV lies. On a device that is put behind the step's own work, the numbers are copied aside and read in a later
 step: nothing is waited for, and nothing is done while a CUDA graph is captured.
 
+Where the connector may load at all, a block gets a second number, a sketch (SKETCHES): of KV that is nearly
+the same it is nearly the same. It tells a store of fewer bits from KV that has nothing in common with what
+was stored.
+
 Of each layer's own sum 21 bits are kept as well (LAYERS), of loaded blocks and of as many computed ones as
 there is room for, where the connector may load at all: they say which layers differ, and where a layer holds
 another one's KV.
@@ -37,6 +41,7 @@ from kvtrace.agent.kv.tensors import OWN, tensors
 from kvtrace.agent.prints.kept import KeptCopies, StepBlocks
 from kvtrace.agent.prints.print_records import write_layers, write_prints
 from kvtrace.agent.prints.rechecks import Rechecks
+from kvtrace.agent.prints.sketches import PARTS, Signs, parts_of, secret, sketches_of
 from kvtrace.agent.state import AGENT, processor_clock
 from kvtrace.agent.steps import graphs
 from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, PromptBlocks
@@ -95,6 +100,7 @@ class Prints:
         self._rechecks = Rechecks()
         self._waiting: deque[_OnItsWay] = deque()
         self._weights: dict[tuple[Any, int], Any] = {}
+        self._signs = Signs()
         self.account = BudgetAccount("sampled", 0.0)
         self._rate = 0.0
         """ns for a byte; 0.0: nothing was hashed yet."""
@@ -116,6 +122,7 @@ class Prints:
         self._waiting.clear()
         self._rechecks = Rechecks()
         self._weights.clear()
+        self._signs = Signs()
         self._factors.clear()
         self._own, self._room = [], [MOST_NUMBERS, MOST_NUMBERS]
         config = AGENT.config
@@ -139,12 +146,13 @@ class Prints:
             self._sizes = []
         elif config.copies:
             self._kept = KeptCopies(config.copies, self._groups, self._sizes)
-        for layer, tensor in tensors_of.items():  # now: making them waits for the device
-            self._weights_of(tensor, layer.nbytes)
-            for group in (group for group, layers in enumerate(self._groups) if layer in layers):
-                self._factors_of(group, tensor.device)
         if describe.get(wrapper, "vllm_config.kv_transfer_config.kv_role") != "kv_producer":
             self._own = [_lying_apart(layers) for layers in self._groups]
+        for layer, tensor in tensors_of.items():  # now: making them waits for the device
+            self._weights_of(tensor, layer.nbytes)
+            self._signs.of(tensor, layer.nbytes)
+            for group in (group for group, layers in enumerate(self._groups) if layer in layers):
+                self._factors_of(group, tensor.device)
 
     # --- steps ----------------------------------------------------------------------------
 
@@ -247,9 +255,10 @@ class Prints:
         for group, layers in enumerate(self._groups):
             blocks = [block for one in filled if one.group == group for block in one.blocks]
             if blocks:
-                of_layers = self._sums([(layer, planned.tensors[layer]) for layer in layers], blocks)
-                total = (of_layers * self._factors_of(group, of_layers.device)).sum(1, keepdim=True)
-                sums.append(torch.cat((of_layers, total), dim=1))
+                tensors_of = [(layer, planned.tensors[layer]) for layer in layers]
+                of_layers, sketches = self._sums(tensors_of, blocks, bool(self._own) and not planned.recheck)
+                total = (of_layers * self._factors_of(group, of_layers.device)).sum(1)
+                sums.append(torch.cat((of_layers, sketches[:, None], total[:, None]), dim=1))
         if self._kept is not None and not planned.recheck:
             self._kept.take(planned)
         device = sums[0].device
@@ -275,15 +284,18 @@ class Prints:
             self._came(one.planned, one.sums)
 
     def _came(self, planned: StepBlocks, sums: Sequence[Any]) -> None:
-        """``sums``: of each group in ``planned`` int64 of shape (blocks, layers and their total)."""
+        """``sums``: of each group in ``planned`` int64 of shape (blocks, layers, sketch and the total)."""
         step, filled = planned.step, planned.filled
         totals = [total for of_group in sums for total in of_group[:, -1].tolist()]
         if planned.recheck:
             write_prints(step, filled, totals, Kind.REPRINTS)
             return
         write_prints(step, filled, totals)
+        if self._own:
+            sketches = [sketch for of_group in sums for sketch in of_group[:, -2].tolist()]
+            write_prints(step, filled, sketches, Kind.SKETCHES)
         self._write_layers(planned, sums)
-        values = [of_block for of_group in sums for of_block in of_group[:, :-1].tolist()]
+        values = [of_block for of_group in sums for of_block in of_group[:, :-2].tolist()]
         self._rechecks.printed(step, filled, values, planned.loaded, self._sizes)
         self._rechecks.step = max(self._rechecks.step, step)
 
@@ -321,15 +333,18 @@ class Prints:
 
     # --- the hash -------------------------------------------------------------------------
 
-    def _sums(self, layers: Sequence[tuple[_HashedLayer, Any]], blocks: list[int]) -> Any:
-        """int64 of shape (blocks, layers)."""
+    def _sums(
+        self, layers: Sequence[tuple[_HashedLayer, Any]], blocks: list[int], sketch: bool
+    ) -> tuple[Any, Any]:
+        """int64 of shapes (blocks, layers) and (blocks,): the hashes, and sketches, or zeroes."""
         torch, device = sys.modules["torch"], layers[0][1].device
         ids = torch.tensor(blocks, dtype=torch.int64)
         if device.type != "cpu":
             ids = ids.pin_memory().to(device, non_blocking=True)
         sums = torch.zeros((len(blocks), len(layers)), dtype=torch.int64, device=device)
+        parts = torch.zeros((len(blocks), PARTS), device=device)
         for column, (layer, tensor) in enumerate(layers):
-            weights = self._weights_of(tensor, layer.nbytes)
+            weights, signs = self._weights_of(tensor, layer.nbytes), self._signs.of(tensor, layer.nbytes)
             whole = tensor.view(getattr(torch, _INTEGERS[tensor.element_size()]))
             at_once = max(1, _GATHERED[device.type] // layer.nbytes)
             for at in range(0, len(blocks), at_once):
@@ -339,9 +354,11 @@ class Prints:
                     own = torch.arange(layer.split, device=device)
                     some = (some[:, None] * layer.split + own).reshape(-1)
                 words = whole.index_select(layer.dim, some).movedim(layer.dim, 0).reshape(count, -1)
+                if sketch:
+                    parts[at : at + count] += parts_of(words, tensor.dtype, signs)
                 words = words.view(getattr(torch, _INTEGERS[_word(layer.nbytes)]))
                 sums[at : at + count, column] = (words * weights).sum(1)
-        return sums
+        return sums, sketches_of(parts, len(layers)) if sketch else sums.new_zeros(len(blocks))
 
     def _factors_of(self, group: int, device: Any) -> Any:
         """Those of the group's layers, int64 of shape (layers,)."""
@@ -358,8 +375,7 @@ class Prints:
         known = self._weights.get(key)
         if known is None:
             torch = sys.modules["torch"]
-            seed = hashlib.blake2b(b"fingerprints", key=AGENT.config.salt, digest_size=8).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
+            generator = secret(b"fingerprints")
             made = torch.randint(-(1 << 63), (1 << 63) - 1, (key[1],), generator=generator, device="cpu")
             known = self._weights[key] = (made | 1).to(tensor.device)
         return known

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rule import LIMIT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.causes.rules.kv_load_wrong import stored_so
 from kvtrace.ledger.contents.compare import ALTERED, EQUAL
-from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import count, of_all, plural
 
 _ASK = "Ask kvtrace verify by how much they differ."
@@ -21,9 +18,9 @@ CAUSE = Cause(
     meaning="What comes back is not the KV that was stored, but other numbers.",
     seen_as=(
         "The fingerprints of loaded blocks differ from those of the same tokens as they were computed, in "
-        "all layers, and no loaded block is known to be that of other tokens or of another place. Fewer "
-        "bits, in one tier of a store or in all, look so, and so does KV that was spoilt. A fault where each "
-        "of these loads failed in part, and what came in others is right."
+        "all layers, and no loaded block is known to be that of other tokens or of another place; by their "
+        "sketches they are nearer to those than KV of other tokens is, and of about the same size. Fewer "
+        "bits, in one tier of a store or in all, look so, and so does KV that was spoilt."
     ),
     remedy=(
         f"{_ASK} Where fewer bits are meant, say so in the connector's documentation and check what the "
@@ -41,16 +38,14 @@ def rule(case: Case) -> Results:
         where = f"in {of_all(altered, altered + equal, 'block')} that could be compared"
         size = ", though as many bytes came to rest as were read" if whole else ""
         lost = loads.tokens(case, hit, CAUSE)
-        first = stored_so(case, lost)
-        spoilt = _failed_beside(case, hit)
-        meant = "" if first or spoilt else " Is that meant?"
+        first, by = stored_so(case, lost), case.run.altered_by
+        meant = "" if first else " Is that meant?"
         yield loads.finding(
             case,
             CAUSE,
             f"{plural(lost, 'token')} came back as other numbers than were computed, {where}{size}.{meant}",
-            severity=FAULT if spoilt else CAUSE.severity,
             evidence=[
-                *([_BESIDE] if spoilt else []),
+                *([f"from what was computed: {by}"] if by else []),
                 *([_PARTS_READ.format(count(parts))] if parts else []),
                 *([_IN_PART.format(plural(equal, "block"))] if equal else []),
                 *loads.reasons_and_places(case, hit, CAUSE),
@@ -59,7 +54,6 @@ def rule(case: Case) -> Results:
             headline="loaded blocks hold other numbers than were computed",
             remedy=first
             or [
-                *([_REPORT_ALL] if spoilt else []),
                 *([_WHOLE_SLOTS] if parts else []),
                 *([_PARTS] if equal else []),
                 *([f"{_ASK} {_ORDER}"] if whole else [CAUSE.remedy, _ORDER]),
@@ -85,30 +79,6 @@ _ORDER = (
     "Rounding is a small part of the numbers; where it is more, compare the order of dimensions in which KV "
     "is written with that in which it is read back."
 )
-
-
-_BESIDE = (
-    "each of these loads failed in part, and was reported; what came in the loads that did not fail is what "
-    "its tokens compute to"
-)
-_SEVERAL = 2
-_REPORT_ALL = (
-    "report all that was not read (get_block_ids_with_load_errors), not its end alone: a buffer that nobody "
-    "filled is no KV"
-)
-
-
-def _failed_beside(case: Case, hit: Sequence[LoadOf]) -> bool:
-    """Whether several loads failed in part, all of these, and others that did not fail came right: no store
-    of fewer bits tells them apart."""
-    return (
-        len(hit) >= _SEVERAL
-        and all(LoadEnd.FAILED in row.ends for row in hit)
-        and any(
-            row.proved and LoadEnd.FAILED not in row.ends and not loads.lost_by(row, CAUSE)
-            for row in loads.accepted(case)
-        )
-    )
 
 
 def _as_many_bytes(case: Case) -> bool:

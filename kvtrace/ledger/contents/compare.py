@@ -27,8 +27,10 @@ from itertools import combinations
 from typing import NamedTuple
 
 from kvtrace.ledger.contents.by_layer import ByLayer, Differing, numbered
+from kvtrace.ledger.contents.distance import FAR, Distance, sum_of
 from kvtrace.ledger.contents.later import Later, held_later
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
+from kvtrace.ledger.contents.sketches import Sketches
 from kvtrace.ledger.contents.unwritten import (
     Places,
     Written,
@@ -62,6 +64,8 @@ class Wrong:
     unlike: bool = False
     """All that is known is that it is not what its tokens computed to, in some layer: one that lost its part
     explains that."""
+    distance: Distance | None = None
+    """Of one that is ``altered``, or would be: from what its tokens computed to, where that is known."""
     whose: tuple[tuple[int, int], Interval] | None = None
     """(row of a request, its pairs), and its positions that computed to this."""
 
@@ -86,6 +90,7 @@ class Contents:
             positions, and nobody under its own.
         apart: blocks that two engines computed, no layer of any to the same.
         from_apart: row -> tokens of its load that only such another engine had computed to this.
+        altered_by: how far altered blocks are from what their tokens computed to, all together, where known.
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
@@ -97,6 +102,7 @@ class Contents:
     salted: Mapping[int, int] = field(default_factory=dict)
     apart: int = 0
     from_apart: Mapping[int, int] = field(default_factory=dict)
+    altered_by: Distance | None = None
 
     def unequal(self, rows: Iterable[int]) -> Mapping[int, Sequence[Returned]]:
         """Positions of which another's KV, or nobody's, came back to these requests, by whoever begins with
@@ -169,10 +175,11 @@ def compare(
     later = held_later(workers, places, lambda one, block: judges[one.shape].is_its_own(block))
     _look_later(wrong, later, requests)
     _altered(wrong, blocks)
+    altered = (one.distance for found in wrong.values() for one in found if one.altered)
     return Contents(
         wrong, _by_row(proved), _by_row(kept), sharing, blocks, frozenset(written),
         _tokens(salted), max((most for one in judges.values() for most in one.apart.values()), default=0),
-        _tokens(from_apart),
+        _tokens(from_apart), sum_of(altered),
     )  # fmt: skip
 
 
@@ -193,15 +200,30 @@ def returned(found: Iterable[Returned], pairs: int) -> list[Interval]:
 
 
 def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:
-    """Where one block is known to be other KV, the others are no store of fewer bits. What was not written
-    says nothing of that, nor what came too late."""
-    every = [one for found in wrong.values() for one in found if not (one.unwritten or one.late)]
-    if every and all(one.altered for one in every):
-        blocks.update({ALTERED: len(every), WRONG: -len(every)})
-        blocks += Counter()  # leaves zeros out
-        return
-    for row, found in wrong.items():
-        wrong[row] = [replace(one, altered=False) for one in found]
+    """Tell a store of fewer bits from other KV. What is too far from what was computed was not rounded. Where
+    one block is known to be other KV, those of which that is not measured are no store of fewer bits. What
+    was not written says nothing of that, nor what came too late."""
+    far = _far({row: sum_of(one.distance for one in found if one.altered) for row, found in wrong.items()})
+    for row, how in far.items():
+        wrong[row] = [
+            replace(one, altered=False, why=f"{one.why}, {how}") if one.altered else one for one in wrong[row]
+        ]
+    every = [one for found in wrong.values() for one in found]
+    others = any(not (one.altered or one.unwritten or one.late) for one in every)
+    for row, found in wrong.items() if others else ():
+        wrong[row] = [replace(one, altered=one.altered and one.distance is not None) for one in found]
+    count = sum(one.altered for found in wrong.values() for one in found)
+    blocks.update({ALTERED: count, WRONG: -count})
+    blocks += Counter()  # leaves zeros out
+
+
+def _far(loads: Mapping[int, Distance | None]) -> dict[int, Distance]:
+    """Those of the loads that are too far from what was computed, each or together."""
+    known = {row: how for row, how in loads.items() if how is not None}
+    apart = {row: how for row, how in known.items() if how.share >= FAR}
+    together = sum_of(apart.values())
+    found = apart if together is not None and together.far else {}
+    return {row: how for row, how in known.items() if how.far or row in found}
 
 
 def _found(
@@ -223,6 +245,7 @@ def _found(
         return Wrong(
             block.start, block.end, _bits(pairs, layers), said, untouched is not None, of=pairs,
             altered=altered, unlike=ours and layers is None and not untouched, whose=why.whose,
+            distance=judge.how_far(block) if altered else None,
         )  # fmt: skip
     if untouched:
         return Wrong(block.start, block.end, pairs, untouched, unwritten=True)
@@ -331,7 +354,7 @@ class _Judge:
         # of a pipeline's ranks one may have no layer of a group
         self._telling = max(numbered(shape.layers), default=first) > first
         self._alone = len(shape.layers) == 1
-        self.by_layer = ByLayer(workers, others)
+        self.by_layer, self._sketches = ByLayer(workers, others), Sketches(workers)
         self._pairs = {one.engine: one.pairs for one in workers}
         self._computed: dict[tuple[int, int], list[Block]] = defaultdict(list)
         """(row, end) -> as it was computed, in the order of the steps."""
@@ -439,8 +462,16 @@ class _Judge:
 
     def differing(self, block: Block) -> Differing:
         """Which layers are not what the same tokens computed to, and what is in them; None: it may be all."""
+        return self.by_layer.differing(block, self._same_tokens(block))
+
+    def how_far(self, block: Block) -> Distance | None:
+        """... it is from what the same tokens computed to; None where that is not known."""
+        return self._sketches.distance(block, self._same_tokens(block))
+
+    def _same_tokens(self, block: Block) -> list[Block]:
+        """Blocks with the same tokens up to the end, as they were computed before."""
         sharing = self._prefixes.sharing(block.row, block.end)
-        return self.by_layer.differing(block, [one for row in sharing for one in self._before(row, block)])
+        return [one for row in sharing for one in self._before(row, block)]
 
     def _before(self, row: int, block: Block) -> list[Block]:
         """:meth:`_earlier`, of an engine that may have the same weights."""

@@ -82,6 +82,8 @@ class Printed:
     later: Sequence[Block] = ()
     numbers: Callable[[], Mapping[tuple[int, int, int], Numbers]] = dict
     """Reads, by (row, begin, step) of a block, those of its layers."""
+    sketches: Callable[[], Mapping[tuple[int, int, int], int]] = dict
+    """Reads, by the same, how a block's KV is sketched."""
 
 
 class _PrintRecords(NamedTuple):
@@ -126,8 +128,11 @@ def printed(
                 shape, pairs = _shape(engine, worker, group)
                 whole, later = _whole(engine, group), again.get(group, ())
                 of_layers = partial(_numbers, source, group, shape.layers)
+                sketches = partial(_sketched, source, group)
                 found.append(
-                    Printed(shape, engine.tag, pairs << first, of_group, group, whole, later, of_layers)
+                    Printed(
+                        shape, engine.tag, pairs << first, of_group, group, whole, later, of_layers, sketches
+                    )
                 )
             first += len(worker.kv_layers)
     return found
@@ -172,6 +177,12 @@ def _blocks(
     for blocks in found.values():
         blocks.sort(key=lambda block: block.step)
     return found
+
+
+def _sketched(source: _PrintRecords, group: int) -> Mapping[tuple[int, int, int], int]:
+    """As Printed.sketches, of one KV cache group."""
+    blocks = _blocks(source, source.scan.sketches, {}).get(group, ())
+    return {(block.row, block.start, block.step): block.value for block in blocks}
 
 
 def _numbers(
