@@ -192,6 +192,7 @@ RULES: tuple[Rule, ...] = (
             ("contents: unwritten blocks", "contents.compare:unwritten_blocks", _no_table),
             ("contents: looked at later", "contents.compare:held_later", _no_table),
             ("contents: altered alike", "contents.compare:_altered", _none),
+            ("contents: how far numbers are", "contents.compare:_far", _no_table),
             ("contents: given back by nobody", "contents.compare:_Judge._nobody_s", _none),
             ("contents: one KV in two places", "contents.compare:_Judge._twice", _none),
             ("contents: another's KV", "contents.compare:_Judge._another_s", _none),

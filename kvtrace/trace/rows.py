@@ -494,7 +494,7 @@ class BlockSketches(BlockPrints):
     """As PRINTS, where the connector may load: about which numbers the KV holds, where PRINTS say exactly
     which. Of each number the lowest 48 bits are signs of sums over parts of the block, each with secret signs
     of its own: of alike KV few of them differ, of KV that has nothing in common half. The bits above are
-    128 * (64 + the binary logarithm of how large the numbers are, the mean of the layers)."""
+    128 * (64 + the binary logarithm of how large the numbers are, the mean of some layers)."""
 
 
 NUMBERS, NUMBER_BITS = 9, 21

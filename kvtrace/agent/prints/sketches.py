@@ -1,8 +1,8 @@
 """Sketches of KV: about which numbers a block holds, in 63 bits. SKETCHES records.
 
-Each number of a block is in one of 64 parts; with secret signs, the numbers of a part are added up, layer by
-layer as a share of how large the layer's numbers are. Of 48 of these sums the signs are kept. KV that differs
-by rounding has nearly the same signs, KV that has nothing in common half of them; nothing can be got back.
+Each number of a block is in one of 64 parts; with secret signs, the numbers of a part are added up, as a
+share of how large they are, in some layers. Of 48 of these sums the signs are kept. KV that was rounded
+has nearly the same signs, KV that has nothing in common half of them; nothing can be got back.
 Computed where the KV lies, behind the step's own work.
 """
 
@@ -15,9 +15,15 @@ from typing import Any
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.rows import SIGNS, SIZE_OFFSET, SIZE_STEPS
 
+_LAYERS = 4
 _BUCKETS = 64
 PARTS = _BUCKETS + 1
 """Sums of a block, and how large its numbers are."""
+
+
+def apart(layers: int) -> int:
+    """Of so many layers each which one is looked at: it costs twice what their hash does."""
+    return max(min(layers, _LAYERS), -(-layers // _LAYERS))
 
 
 def secret(what: bytes) -> Any:
@@ -33,12 +39,12 @@ class Signs:
         self._known: dict[tuple[Any, int], Any] = {}
 
     def of(self, tensor: Any, nbytes: int) -> Any:
-        """int8 of shape (numbers,), for blocks of so many bytes. The first call waits for a device."""
+        """float32 of shape (numbers,), for blocks of so many bytes. The first call waits for a device."""
         key = tensor.device, nbytes // tensor.element_size()
         if key not in self._known:
             torch = sys.modules["torch"]
             made = torch.randint(0, 2, (key[1],), generator=secret(b"sketches"), device="cpu")
-            self._known[key] = (made * 2 - 1).to(tensor.device, torch.int8)
+            self._known[key] = (made * 2 - 1).to(tensor.device, torch.float32)
         return self._known[key]
 
 
@@ -51,10 +57,10 @@ def parts_of(words: Any, dtype: Any, signs: Any) -> Any:
     """
     torch = sys.modules["torch"]
     numbers = words.view(dtype if dtype.is_floating_point else torch.float8_e4m3fn)
-    values = numbers.to(torch.float32).nan_to_num(0.0, 0.0, 0.0)
-    usual = values.pow(2).mean(1).sqrt().clamp_min(2.0**-SIZE_OFFSET)
-    values *= signs
-    values = torch.nn.functional.pad(values, (0, -values.shape[1] % _BUCKETS))
+    values = numbers.to(torch.float32)
+    usual = torch.linalg.vector_norm(values, dim=1) / values.shape[1] ** 0.5
+    usual = usual.nan_to_num(0.0, 0.0, 0.0).clamp_min(2.0**-SIZE_OFFSET)
+    values = torch.nn.functional.pad(values * signs, (0, -values.shape[1] % _BUCKETS))
     sums = values.view(len(values), -1, _BUCKETS).sum(1) / usual[:, None]
     return torch.cat((sums, usual.log2()[:, None]), dim=1)
 
