@@ -33,7 +33,8 @@ CAUSE = Cause(
     seen_as=(
         "The fingerprint of a loaded block is that of other tokens or of another place, or stands twice in "
         "one load, or is none of those that the same tokens computed to in this run on that rank, though "
-        "each of these is known and the store had nothing for them before. The "
+        "each of these is known and the store had nothing for them before; where nothing but such numbers "
+        "came back, by their sketches they are too far from those, or too large or small, to be rounded. The "
         "fingerprints of single layers tell which of them differ. A choice: it is what the same tokens "
         "computed to, for requests under another cache_salt alone, or on an engine alone that computes the "
         "same tokens to other KV."
@@ -41,7 +42,8 @@ CAUSE = Cause(
     remedy=(
         "Check the key (all tokens up to the end of what is stored, model, layer, rank), the order of the "
         "blocks, the layer that each piece is written to, and that nothing on the way changes the bytes (a "
-        "cast, a cut, a copy before the forward, a buffer that is filled anew before it was stored)."
+        "cast, a cut, another type or scale than it was written with, a copy before the forward, a buffer "
+        "that is filled anew before it was stored)."
     ),
     load_ends=(LoadEnd.WRONG,),
 )
