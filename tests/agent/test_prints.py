@@ -214,9 +214,14 @@ def test_the_kv_as_it_stands_when_the_step_is_over_counts(trace: Any) -> None:
     assert read(trace) == [late]
 
 
-@pytest.mark.parametrize(("role", "sketched"), [("kv_both", 3), ("kv_producer", 0)])
-def test_blocks_are_sketched_where_the_connector_may_load(trace: Any, role: str, sketched: int) -> None:
-    engine = Engine(role=role)
+@pytest.mark.parametrize(
+    ("role", "dtype", "sketched"),
+    [("kv_both", torch.bfloat16, 3), ("kv_producer", torch.bfloat16, 0), ("kv_both", torch.uint8, 0)],
+)
+def test_numbers_are_sketched_where_the_connector_may_load(
+    trace: Any, role: str, dtype: Any, sketched: int
+) -> None:
+    engine = Engine(role=role, dtype=dtype)
     engine.step([1, 2, 3])
     sketches = [value for one in trace.rows(Kind.SKETCHES) for value in one[4:] if value]
     assert len(sketches) == sketched and not set(sketches) & set(read(trace))

@@ -100,7 +100,8 @@ class Prints:
         self._rechecks = Rechecks()
         self._waiting: deque[_OnItsWay] = deque()
         self._weights: dict[tuple[Any, int], Any] = {}
-        self._signs = Signs()
+        self._signs: Signs | None = None
+        """None where blocks are not sketched."""
         self.account = BudgetAccount("sampled", 0.0)
         self._rate = 0.0
         """ns for a byte; 0.0: nothing was hashed yet."""
@@ -122,7 +123,7 @@ class Prints:
         self._waiting.clear()
         self._rechecks = Rechecks()
         self._weights.clear()
-        self._signs = Signs()
+        self._signs = None
         self._factors.clear()
         self._own, self._room = [], [MOST_NUMBERS, MOST_NUMBERS]
         config = AGENT.config
@@ -148,9 +149,14 @@ class Prints:
             self._kept = KeptCopies(config.copies, self._groups, self._sizes)
         if describe.get(wrapper, "vllm_config.kv_transfer_config.kv_role") != "kv_producer":
             self._own = [_lying_apart(layers) for layers in self._groups]
+            if all(
+                tensor.is_floating_point() for tensor in tensors_of.values()
+            ):  # what bytes stand for, who knows
+                self._signs = Signs()
         for layer, tensor in tensors_of.items():  # now: making them waits for the device
             self._weights_of(tensor, layer.nbytes)
-            self._signs.of(tensor, layer.nbytes)
+            if self._signs is not None:
+                self._signs.of(tensor, layer.nbytes)
             for group in (group for group, layers in enumerate(self._groups) if layer in layers):
                 self._factors_of(group, tensor.device)
 
@@ -256,7 +262,7 @@ class Prints:
             blocks = [block for one in filled if one.group == group for block in one.blocks]
             if blocks:
                 tensors_of = [(layer, planned.tensors[layer]) for layer in layers]
-                of_layers, sketches = self._sums(tensors_of, blocks, bool(self._own) and not planned.recheck)
+                of_layers, sketches = self._sums(tensors_of, blocks, None if planned.recheck else self._signs)
                 total = (of_layers * self._factors_of(group, of_layers.device)).sum(1)
                 sums.append(torch.cat((of_layers, sketches[:, None], total[:, None]), dim=1))
         if self._kept is not None and not planned.recheck:
@@ -291,7 +297,7 @@ class Prints:
             write_prints(step, filled, totals, Kind.REPRINTS)
             return
         write_prints(step, filled, totals)
-        if self._own:
+        if self._signs is not None:
             sketches = [sketch for of_group in sums for sketch in of_group[:, -2].tolist()]
             write_prints(step, filled, sketches, Kind.SKETCHES)
         self._write_layers(planned, sums)
@@ -334,7 +340,7 @@ class Prints:
     # --- the hash -------------------------------------------------------------------------
 
     def _sums(
-        self, layers: Sequence[tuple[_HashedLayer, Any]], blocks: list[int], sketch: bool
+        self, layers: Sequence[tuple[_HashedLayer, Any]], blocks: list[int], signs: Signs | None
     ) -> tuple[Any, Any]:
         """int64 of shapes (blocks, layers) and (blocks,): the hashes, and sketches, or zeroes."""
         torch, device = sys.modules["torch"], layers[0][1].device
@@ -344,7 +350,7 @@ class Prints:
         sums = torch.zeros((len(blocks), len(layers)), dtype=torch.int64, device=device)
         parts, every = torch.zeros((len(blocks), PARTS), device=device), apart(len(layers))
         for column, (layer, tensor) in enumerate(layers):
-            weights, signs = self._weights_of(tensor, layer.nbytes), self._signs.of(tensor, layer.nbytes)
+            weights = self._weights_of(tensor, layer.nbytes)
             whole = tensor.view(getattr(torch, _INTEGERS[tensor.element_size()]))
             at_once = max(1, _GATHERED[device.type] // layer.nbytes)
             for at in range(0, len(blocks), at_once):
@@ -354,11 +360,11 @@ class Prints:
                     own = torch.arange(layer.split, device=device)
                     some = (some[:, None] * layer.split + own).reshape(-1)
                 words = whole.index_select(layer.dim, some).movedim(layer.dim, 0).reshape(count, -1)
-                if sketch and column % every == every - 1:
-                    parts[at : at + count] += parts_of(words, tensor.dtype, signs)
+                if signs is not None and column % every == every - 1:
+                    parts[at : at + count] += parts_of(words, tensor.dtype, signs.of(tensor, layer.nbytes))
                 words = words.view(getattr(torch, _INTEGERS[_word(layer.nbytes)]))
                 sums[at : at + count, column] = (words * weights).sum(1)
-        return sums, sketches_of(parts, len(layers) // every) if sketch else sums.new_zeros(len(blocks))
+        return sums, sketches_of(parts, len(layers) // every) if signs else sums.new_zeros(len(blocks))
 
     def _factors_of(self, group: int, device: Any) -> Any:
         """Those of the group's layers, int64 of shape (layers,)."""

@@ -53,11 +53,10 @@ def parts_of(words: Any, dtype: Any, signs: Any) -> Any:
 
     Args:
         words: the bytes, as whole numbers of the size of the KV's, of shape (blocks, numbers).
-        dtype: of the KV tensor; bytes are taken for fp8, as vLLM keeps it so.
+        dtype: of the KV tensor, floating.
     """
     torch = sys.modules["torch"]
-    numbers = words.view(dtype if dtype.is_floating_point else torch.float8_e4m3fn)
-    values = numbers.to(torch.float32)
+    values = words.view(dtype).to(torch.float32)
     usual = torch.linalg.vector_norm(values, dim=1) / values.shape[1] ** 0.5
     usual = usual.nan_to_num(0.0, 0.0, 0.0).clamp_min(2.0**-SIZE_OFFSET)
     values = torch.nn.functional.pad(values * signs, (0, -values.shape[1] % _BUCKETS))
