@@ -17,7 +17,7 @@ from kvtrace.causes.evidence.unit import Sample, StoredUnits, Unit, infer_unit
 from kvtrace.ledger.ends import NOT_SAVED, OTHERS_READ, SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.reported import SAVE_HOOKS, UNFOLLOWED
-from kvtrace.ledger.run import Engine, LostSpan, OutcomeAmount, Run, RunRequest
+from kvtrace.ledger.run import Engine, LostSpan, OutcomeAmount, Run
 from kvtrace.ledger.values import replace
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.words import sentence
@@ -29,11 +29,31 @@ MAX_EVENTS = 3
 
 
 @dataclass
-class CaseRequest(RunRequest):
-    """A row of Run.requests, and what the rules ask of it."""
+class CaseRequest:
+    """One row of Run.requests with its store entries."""
 
     row: int
-    proved: int = 0  # token-layers of what was saved, seen at rest when the run was over
+    id: str
+    engine: int
+    prompt: int
+    computed: int
+    local: int
+    external: int
+    offered: int
+    chunks: int
+    chunk_step: int
+    first_end: int  # position where the first chunk ended
+    first_step: int
+    digest: int
+    block: int
+    status: str
+    last_step: int = 0
+    preemptions: int = 0
+    preempt_step: int = 0  # of the last one
+    arrived: int = 0  # the prompt as it arrived, of a streaming session its first part
+    grown_step: int = 0  # of the next part, 0 none
+    saved: int = 0  # token-layers
+    proved: int = 0  # of these, seen at rest when the run was over
     unseen: bool = False  # what became of a part of it is not observed
     caught: int = 0  # token-layers of which it is not, as an exception was caught where they were read
     handed_over: bool = False  # its blocks were kept for an asynchronous save
@@ -44,11 +64,6 @@ class CaseRequest(RunRequest):
     grade: Grade | None = None
     """How well it is seen that its saved tokens were: the least of them; None where none were."""
     entries: list[StoredUnits] = field(default_factory=list)
-
-    @property
-    def first_end(self) -> int:
-        """Where the first chunk ended."""
-        return self.local + self.external + sum(self.chunk_tokens[:1])
 
     @property
     def stored_end(self) -> int:
@@ -302,7 +317,17 @@ def _seen_decode(case: Case, seen: Iterable[OutcomeAmount]) -> frozenset[int]:
 
 def _requests(run: Run, engines: Mapping[int, Engine]) -> list[CaseRequest]:
     """The rows of Run.requests, each with its store entries."""
-    requests = [CaseRequest(**vars(one), row=row) for row, one in enumerate(run.requests)]
+    requests = [
+        CaseRequest(
+            row=row, id=r.id, engine=r.engine, prompt=r.prompt, computed=r.computed, local=r.local,
+            external=r.external, offered=r.offered, chunks=r.chunks, chunk_step=r.chunk_step,
+            first_end=r.local + r.external + (r.chunk_tokens[0] if r.chunk_tokens else 0),
+            first_step=r.first_step, digest=r.digest, block=r.block, status=r.status,
+            last_step=r.last_step, preemptions=r.preemptions, preempt_step=r.preempt_step, saved=int(r.saved),
+            arrived=r.arrived, grown_step=r.grown_step,
+        )
+        for row, r in enumerate(run.requests)
+    ]  # fmt: skip
     for p in run.lost:
         if p.phase != "decode" and p.grade >= Grade.READ and p.ended != SaveEnd.NOT_DECLARED:
             requests[p.request].lost.append((p.start, p.end))

@@ -76,8 +76,7 @@ class CallTimes(NamedTuple):
     share_of_steps: float | None  # of the workers' execute_model time; None for hooks of the scheduler
 
 
-@dataclass
-class RunRequest:
+class RunRequest(NamedTuple):
     """A row of Run.requests, in order of arrival. A step is 0 where there is none; digests, of what arrived,
     are 0 where unknown."""
 

@@ -352,7 +352,7 @@ def test_no_preemption_is_ruled_out_beside_reads_of_others_kv(
     """It may have given the blocks to another before they were read."""
     run = run_of(tmp_path)
     first, *others = run.requests
-    requests = [replace(first, preemptions=1, preempt_step=first.chunk_step), *others]
+    requests = [first._replace(preemptions=1, preempt_step=first.chunk_step), *others]
     found = diagnose(losing(run, end, requests=requests))
     assert ("preempted-before-save" in ruled_out(found)) == out
 
@@ -386,7 +386,7 @@ def test_a_save_that_is_told_before_it_is_read_is_to_wait(tmp_path: Path, end: S
         found = the(diagnose(replace(run, async_saves=saves)), "kv-misplaced")
         assert found.remedy[0].startswith("Report a save in get_finished once all") == bool(saves)
         assert any("finished before it was read" in line for line in found.evidence) == bool(saves)
-    preempted = replace(run, requests=[replace(one, preemptions=1) for one in run.requests])
+    preempted = replace(run, requests=[one._replace(preemptions=1) for one in run.requests])
     assert any("preempted request" in line for line in the(diagnose(preempted), "kv-misplaced").remedy)
     assert not any("preempted request" in line for line in the(diagnose(run), "kv-misplaced").remedy)
 
@@ -395,7 +395,7 @@ def test_a_save_that_is_told_before_it_is_read_is_to_wait(tmp_path: Path, end: S
 def test_stale_kv_of_preempted_requests_alone(tmp_path: Path, preemptions: int) -> None:
     """What had been computed before the preemption was counted as there."""
     run = losing(run_of(tmp_path), SaveEnd.STALE)
-    run = replace(run, requests=[replace(one, preemptions=preemptions) for one in run.requests])
+    run = replace(run, requests=[one._replace(preemptions=preemptions) for one in run.requests])
     found = the(diagnose(run), "kv-stale")
     assert found.remedy[0].startswith("When a request resumes") == bool(preemptions)
     assert ("each was preempted (1 request)" in found.evidence) == bool(preemptions)
@@ -447,7 +447,7 @@ def test_an_exception_stands_before_what_it_explains(
     run = run_of(tmp_path)
     first = run.requests[0].chunk_step
     raised = HookException(hook=hook, type="OSError", message="x", where="s.py:1", step=first, count_so_far=1)
-    requests = [replace(one, saved=0) for one in run.requests]
+    requests = [one._replace(saved=0) for one in run.requests]
     diagnosis = diagnose(losing(run, end, requests=requests, exceptions=(raised,) if hook else ()))
     behind = {"thread": (SaveEnd.NOT_AT_REST,), "save_kv_layer": (SaveEnd.NOTHING_READ,)}
     cause = "hook-raised" if end in behind.get(hook, ()) else ident
@@ -565,7 +565,7 @@ def test_a_preempted_request_tells_nothing_of_the_unit(tmp_path: Path) -> None:
         kept_of(sim, f"r{n}", length, 0, kept, (5 * n + 1, 5 * n + 2, 5 * n + 3, 5 * n + 4))
     sim.write()
     run = read_run(tmp_path)
-    preempted = replace(run, requests=[*run.requests[:2], replace(run.requests[2], preemptions=1)])
+    preempted = replace(run, requests=[*run.requests[:2], run.requests[2]._replace(preemptions=1)])
     assert ["below-save-granularity" in ids(diagnose(one)) for one in (run, preempted)] == [False, True]
 
 

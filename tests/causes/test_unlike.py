@@ -28,7 +28,7 @@ HIT = "begun behind a hit in the GPU's own prefix cache"
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"chunks": 2, "chunk_tokens": (32, 38)}, "computed in several prefill chunks"),
+        ({"chunks": 2, "first_end": 32}, "computed in several prefill chunks"),
         ({"local": 32}, HIT),
         ({"external": 32}, "begun with tokens that the connector was to load"),
         ({"preemptions": 1}, "preempted"),

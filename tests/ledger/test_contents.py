@@ -266,7 +266,7 @@ def test_the_table_of_a_request_that_was_preempted(
 ) -> None:
     """Appended to when the request resumes, it names its first block anew in the place of a later one."""
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 5, 9], other).run()
-    run = replace(run, requests=[replace(run.requests[0], preemptions=int(preempted)), run.requests[1]])
+    run = replace(run, requests=[run.requests[0]._replace(preemptions=int(preempted)), run.requests[1]])
     (fault,) = (one for one in diagnose(run).findings if one.id == "kv-load-wrong")
     assert ("resumed_req_ids" in fault.remedy[0]) == preempted
 

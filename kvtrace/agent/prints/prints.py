@@ -149,9 +149,8 @@ class Prints:
             self._kept = KeptCopies(config.copies, self._groups, self._sizes)
         if describe.get(wrapper, "vllm_config.kv_transfer_config.kv_role") != "kv_producer":
             self._own = [_lying_apart(layers) for layers in self._groups]
-            if all(
-                tensor.is_floating_point() for tensor in tensors_of.values()
-            ):  # what bytes stand for, who knows
+            # What bytes stand for is not known.
+            if all(tensor.is_floating_point() for tensor in tensors_of.values()):
                 self._signs = Signs()
         for layer, tensor in tensors_of.items():  # now: making them waits for the device
             self._weights_of(tensor, layer.nbytes)
