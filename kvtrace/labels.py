@@ -48,7 +48,7 @@ LABELS: dict[str, str] = {
     # not loaded
     "never-looked-up": "never asked for",
     "lookup-miss": "not found",
-    "key-mismatch": "saved before, and not found",
+    "key-mismatch": "not found after an earlier save",
     "lookup-clamped": "found, not taken",
     "load-failed": "the load failed",
     "load-not-injected": "accepted, never written",

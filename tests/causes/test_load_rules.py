@@ -22,7 +22,7 @@ from kvtrace.causes.rules.already_stored import there_before
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.run import Place
-from kvtrace.terms import FAULT, LIMIT, NOTE, Grade
+from kvtrace.terms import FAULT, LIMIT, NOTE, SAVED, Grade
 from kvtrace.trace import rows
 from kvtrace.trace.format import Fact, Flag, Kind, Role, Way, pack_head
 
@@ -139,7 +139,7 @@ def test_key_mismatch(tmp_path: Path) -> None:
         assert text in words(finding), text
     assert diagnosis.loads.tokens == {"missed:key-mismatch": 256, "missed:lookup-miss": 131}
     # No key was compared: an emptied store, or an index that was never written, looks the same.
-    assert diagnosis.verdict.endswith("Loads: what was saved is not found by the lookup.")
+    assert diagnosis.verdict.endswith("Loads: an earlier save is not found by the lookup.")
     assert "See whether the entry is there at the lookup" in words(finding)
 
 
@@ -157,6 +157,27 @@ def test_a_miss_beside_hits_may_be_a_choice(tmp_path: Path, found: int, prompt: 
     assert ("does it decline some" in finding.title) == (severity == "limit")
     assert ("does not find" in finding.title) == (severity == "fault")  # it may find, and not offer
     assert ("finds of such a prompt" in finding.remedy[0]) == (severity == "limit")
+
+
+@pytest.mark.parametrize(
+    ("grade", "peer", "said"),
+    [
+        (Grade.WRITTEN, "", "r2 had saved 128 of"),
+        (Grade.READ, "10.0.0.2:80", "a save of r2 had read 128 of"),
+        (Grade.DECLARED, "", "the metadata of r2 had named 128 of"),
+    ],
+)
+def test_what_was_sent_is_not_said_to_be_saved(tmp_path: Path, grade: Grade, peer: str, said: str) -> None:
+    """A server had answered 507 to it: what it keeps was not seen, and its lookups told the truth."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [170, 170, 150, 150], [160, 0, 128, 0], [0, 160, 0, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    base = [one._replace(sent_to=peer if one.outcome == SAVED else "") for one in graded(run.base, grade)]
+    finding = the(diagnose(replace(run, base=base)), "key-mismatch")
+    assert said in finding.evidence[0]
+    assert ("was this one kept" in finding.title) == (grade < Grade.WRITTEN)
+    assert ("took what was sent" in finding.remedy[0]) == bool(peer)
 
 
 def test_scripts_ablation_makes_a_fault_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +364,7 @@ def test_a_shared_beginning_that_is_not_there(tmp_path: Path) -> None:
     """Why nothing is ever found is what its user wants to know; that it was saved makes it a question."""
     finding = the(share_a_beginning(tmp_path, 32), "lookup-miss")
     assert (finding.severity, finding.tokens, finding.requests) == (LIMIT, 96, 1)
-    assert "1 prompt like one that had been saved and was over: b in 96 tokens like a" in words(finding)
+    assert "1 prompt like one whose save was over: b in 96 tokens like a" in words(finding)
 
 
 def test_no_hit_is_expected_within_a_unit(tmp_path: Path) -> None:
@@ -411,8 +432,8 @@ def test_a_miss_says_nothing_of_earlier_saves_in_its_title(tmp_path: Path) -> No
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt(name, 64, digest=1) for name in "ab"], Rounding(32).policy())
     finding = the(analyse(sim), "lookup-miss")
-    assert "1 prompt like one that had been saved and was over" in words(finding)
-    assert "no earlier save" not in finding.title and "saved before, or announced for it" in finding.title
+    assert "1 prompt like one whose save was over" in words(finding)
+    assert "no earlier save" not in finding.title and "after an earlier save" in finding.title
 
 
 def test_a_consumer_that_finds_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvtrace.causes.case import MAX_EVENTS, Case, CaseRequest, kept_end
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Event, Fields, Finding
-from kvtrace.causes.evidence import unlike
+from kvtrace.causes.evidence import measured, unlike
 from kvtrace.causes.evidence.logs import error
 from kvtrace.causes.evidence.part import LOADS, part_of_each
 from kvtrace.ledger.ends import LoadEnd
@@ -131,6 +131,17 @@ def _writes_to_same(case: Case) -> dict[int, dict[int, str]]:
         for one, other in permutations(place.engines, 2):
             found[one].setdefault(other, place.name)
     return found
+
+
+def sent_alone(case: Case, savers: Iterable[CaseRequest]) -> tuple[list[str], list[str]]:
+    """Evidence and remedy where of these saves, or a part of them, nothing but their leaving for a peer was
+    seen."""
+    rows = {one.row for one in savers}
+    sent = Counter(one.sent_to for one in case.run.base if one.sent_to and one.request in rows)
+    peers = measured.peers(sent)
+    seen = f"these saves were sent to {peers}, {measured.kept_unseen(sent)}"
+    first = f"First see whether {peers} took what was sent: its answers' status, a quota, a limit of size."
+    return ([seen], [first]) if sent else ([], [])
 
 
 NEVER_FOUND = (

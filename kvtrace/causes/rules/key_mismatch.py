@@ -31,8 +31,9 @@ CAUSE = Cause(
     ),
     remedy=(
         "See whether the entry is there at the lookup: a store that was emptied, or an index that was never "
-        "written, looks the same from here. If it is, use one function for both keys. Up to vLLM 0.28, or "
-        "with a hash other than sha256, set PYTHONHASHSEED where keys build on vLLM's block hashes."
+        "written, looks the same from here. If it is, use one function for both keys, over all that is in "
+        "them (tokens, cache_salt, LoRA, images). Up to vLLM 0.28, or with a hash other than sha256, set "
+        "PYTHONHASHSEED where keys build on vLLM's block hashes."
     ),
     load_ends=(LoadEnd.MISSED_SAVED,),
 )
@@ -56,31 +57,38 @@ def rule(case: Case) -> Results:
             whose = of_all(len(hits), len(repeated), "prompt")
             yield CAUSE.ruled_out(f"{whose} that this run had saved whole before, found again by the lookup")
         return
-    tokens = loads.tokens(case, lost, CAUSE)
     at_once = [row for row in lost if row.others_between == 0]
     first = (at_once or lost)[0]
+    by = case.requests[first.saved_by]
     longer = any(row.prompt % max(1, case.engines[row.engine].block_size) == 1 for row in hits)
     one_more = [] if longer else _one_more(case, lost)  # else others of that length are found
     evidence = [
-        f"step {first.step & STEP_MASK}: {first.saved_by} had saved {count(first.saved_before)} of these "
-        f"{count(first.prompt)} tokens in every layer, and the lookup answered 0; nothing else was saved in "
-        f"between in {of_all(len(at_once), len(lost), 'such lookup')}",
+        f"step {first.step & STEP_MASK}: {_DID.get(by.grade, '{} had saved').format(by.id)} "
+        f"{count(first.saved_before)} of these {count(first.prompt)} tokens in every layer, and the lookup "
+        f"answered 0; nothing else was saved in between in {of_all(len(at_once), len(lost), 'such lookup')}",
         *one_more,
     ]
     yield _finding(
         case,
         lost,
+        [case.requests[row.saved_by] for row in lost],
         of_all(len(lost), len(repeated), "lookup"),
-        tokens,
         {
+            "tokens": loads.tokens(case, lost, CAUSE),
             "evidence": evidence,
             "remedy": [*([_ROUND] if one_more else []), CAUSE.remedy],
-            "headline": "what was saved is not found by the lookup",
+            "headline": "an earlier save is not found by the lookup",
         },
         declines=bool(hits) and not one_more,
     )
 
 
+_DID = {
+    None: "the metadata of {} had named",
+    Grade.DECLARED: "the metadata of {} had named",
+    Grade.READ: "a save of {} had read",
+}
+"""What an earlier save is known to have done, where no more of it was seen."""
 _ROUND = (
     "Round the lookup as the store does. All these prompts are one token longer than whole blocks: where it "
     "subtracts one more token first, it asks for a block less."
@@ -92,33 +100,39 @@ def _found_whole(case: Case, row: LoadOf) -> bool:
 
 
 def _finding(
-    case: Case, found: list[LoadOf], lookups: str, again: float, given: Fields, declines: bool = False
+    case: Case,
+    found: list[LoadOf],
+    savers: list[CaseRequest],
+    lookups: str,
+    given: Fields,
+    declines: bool = False,
 ) -> Finding:
-    """``found``: lookups of what had been saved. ``lookups``: how many of them. ``again``: tokens that were
-    computed again. ``declines``: the keys of other prompts do match: it may decline what it finds, as where
-    few are to load at a time."""
+    """``found``: lookups of what had been saved, by ``savers``. ``lookups``: how many of them. ``declines``:
+    the keys of other prompts do match: it may decline what it finds, as where few are to load at a time."""
     caught = caught_where_it_saves(case)
     gone = [sizes.removed_in_words(one) for one in sizes.removed(case)]
     apart = loads.what_misses(case, {row.engine for row in found})
     # An index that an exception kept from being written answers as another key does.
     first = ["First look at the exception that is caught where it saves: see the evidence."] if caught else []
+    seen, taken = loads.sent_alone(case, savers)
     does = "does not offer" if declines else "does not find"
     title = (
-        f"{_connectors(case, found)} {does} what it saved: {lookups} of prompts with the same tokens "
-        f"as an earlier save answered 0 ({plural(again, 'token')} computed again)."
+        f"{_connectors(case, found)} {does} an earlier save: {lookups} of prompts with the same tokens "
+        f"answered 0 ({plural(given['tokens'], 'token')} computed again)."
     )
     if declines:
-        first.append(_look_at_the_answer(case, found))
+        taken.append(_look_at_the_answer(case, found))
     values: Fields = {
         **given,
         "severity": LIMIT if gone or declines else FAULT,
-        "evidence": [*apart.values(), *given["evidence"], *gone, *caught],
-        "remedy": first + given["remedy"],
+        "evidence": [*apart.values(), *given["evidence"], *seen, *gone, *caught],
+        "remedy": first + taken + given["remedy"],
     }
     if gone:
         title += " The connector removes what it stored: is that meant?"
     elif declines:
-        title += " It finds others: does it decline some of what it finds?"
+        kept = "" if all(map(_left, savers)) else "was this one kept, or "
+        title += f" It finds others: {kept}does it decline some of what it finds?"
     return loads.finding(case, CAUSE, title, found, **values)
 
 
@@ -165,7 +179,6 @@ def _left(request: CaseRequest) -> bool:
 
 def _unfound(case: Case, never: list[loads.KeptBefore]) -> Finding:
     first = never[0]
-    tokens = float(sum(one.tokens - one.row.local for one in never))
     asked = sum(row.answer is not None for row in case.run.load_rows)
     again = sum(not case.requests[one.row.request].saved for one in never)
     rows = [one.row for one in never]
@@ -173,10 +186,10 @@ def _unfound(case: Case, never: list[loads.KeptBefore]) -> Finding:
     return _finding(
         case,
         rows,
+        [one.by for one in never],
         of_all(len(never), len(never), "lookup"),
-        tokens,
         {
-            "tokens": tokens,
+            "tokens": float(sum(one.tokens - one.row.local for one in never)),
             "grade": min((one.by.grade for one in never if one.by.grade is not None), default=None),
             "evidence": [
                 f"step {first.row.step & STEP_MASK}: {count(first.tokens)} of these "

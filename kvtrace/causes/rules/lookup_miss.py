@@ -77,7 +77,7 @@ def _found_nothing(
         what, size = loads.whole_size(case, longest)
         within, evidence = f"that had no whole {what} to find", [_WITHIN.format(longest.shared, what, size)]
     elif before and not consumers:
-        within = "though their tokens had been saved before, or announced for it"
+        within = "after an earlier save of their tokens"
     if consumers:
         unasked = transfers.not_asked(case, case.engines[consumers[0].engine], [one.id for one in consumers])
         evidence = [
@@ -93,6 +93,7 @@ def _found_nothing(
     tokens = float(sum(common[row.request] - row.local for row in repeated)) + sum(
         row.prompt - row.local for row in consumers
     )
+    seen, taken = loads.sent_alone(case, (one.by for one in before.values()))
     never = bool(before) and not any((row.answer or 0) > 0 for row in asked)
     return loads.finding(
         case,
@@ -102,8 +103,9 @@ def _found_nothing(
         wanting,
         severity=LIMIT if before else NOTE,
         tokens=tokens,
-        evidence=[*loads.what_misses(case, {row.engine for row in due}).values(), *evidence],
+        evidence=[*loads.what_misses(case, {row.engine for row in due}).values(), *evidence, *seen],
         remedy=[
+            *taken,
             *([transfers.REMEDY] if unasked else []),
             *([loads.NEVER_FOUND] if never else []),
             *([_SAVED, _PREFIXES] if before else [CAUSE.remedy]),
@@ -210,7 +212,7 @@ def _repeated(repeated: list[LoadOf], before: Mapping[int, loads.KeptBefore]) ->
     if before:
         most = max(before.values(), key=lambda one: one.tokens)
         evidence.append(
-            f"{plural(len(before), 'prompt')} like one that had been saved and was over: {most.row.id} in "
+            f"{plural(len(before), 'prompt')} like one whose save was over: {most.row.id} in "
             f"{count(most.tokens)} tokens like {most.by.id}"
         )
     return evidence

@@ -54,7 +54,7 @@ def explain(
             yield Before(alike=alike)
             continue
         (_, row, tokens), others = earlier[one.request]
-        yield Before(tokens, requests[row].id, others, alike, one.request in missed)
+        yield Before(tokens, row, others, alike, one.request in missed)
 
 
 def _alike(asked: Sequence[AskedLoad], requests: Sequence[Request]) -> Iterator[int]:

@@ -81,7 +81,7 @@ class Before:
     """What earlier requests of the run had of the same prompt."""
 
     saved_before: int = 0  # leading tokens that an earlier request with the same prompt had saved
-    saved_by: str = ""  # id of that request
+    saved_by: int = -1  # that request's row in Run.requests
     others_between: int = 0  # different prompts saved between that save and this lookup
     alike: int = 0  # leading tokens that an earlier prompt of this run begins with, of its later parts too
     missed: bool = False  # of what it had saved the connector found nothing, for no reason of its own
