@@ -159,6 +159,19 @@ def test_a_miss_beside_hits_may_be_a_choice(tmp_path: Path, found: int, prompt: 
     assert ("finds of such a prompt" in finding.remedy[0]) == (severity == "limit")
 
 
+@pytest.mark.parametrize(("found", "lost"), [(None, ["r2", "r3"]), (160, ["r2"])])
+def test_what_is_never_found_is_one_finding(tmp_path: Path, found: int | None, lost: list[str]) -> None:
+    """Half of a connector's misses, all by one wrong key, were a fault, and half a choice, as these prompts
+    had another length. Where some are found, a miss with other saves in between may be an eviction."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 150, 150, 129], [128, 128, 0, 0], [0, 0, 0, 0])
+    if found:
+        again(sim, [170, 170], [160, 0], [0, found])
+    finding = the(analyse(sim), "key-mismatch")
+    assert [event.request for event in finding.events] == lost
+    assert (f"all {len(lost)} lookups" in finding.title) == (found is None)
+
+
 @pytest.mark.parametrize(
     ("grade", "peer", "said"),
     [

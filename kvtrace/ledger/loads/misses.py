@@ -126,9 +126,11 @@ def _mismatched(
 ) -> set[int]:
     """Rows of misses that no eviction can explain: what was saved last is what is not found.
 
-    A miss with other saves in between can be an eviction; it counts only where a prompt of the same
-    length within its block was missed right after its save, and none of these was ever found.
+    A miss with other saves in between can be an eviction; it counts only where a prompt of its kind was
+    missed right after its save, and none of these was ever found. Where an engine finds some prompts, those
+    of the same length within a block are of a kind; where it never finds any, all are.
     """
+    finds = {one.engine for one in asked if (one.answer or 0) > 0}
     by_kind: dict[tuple[int, int], list[AskedLoad]] = defaultdict(list)
     for one in asked:
         engine, before = engines[one.engine], earlier.get(one.request)
@@ -138,7 +140,7 @@ def _mismatched(
         inside = one.local < before.saved.tokens < one.prompt
         if inside and _settled(requests[one.request], requests[before.saved.row], written):
             block = max(1, requests[one.request].block or engine.block_size)
-            by_kind[(one.engine, one.prompt % block)].append(one)
+            by_kind[(one.engine, one.prompt % block if one.engine in finds else 0)].append(one)
     found: set[int] = set()
     for group in by_kind.values():
         missed = [one for one in group if one.answer == 0]
