@@ -27,11 +27,12 @@ from synth import WATCHED, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, no
 
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.case import Case, LostSpan, kept_before, make_case
+from kvtrace.causes.evidence.prompts import ABORTED
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.asynchronous import ASKED
-from kvtrace.terms import LIMIT, Grade
+from kvtrace.terms import FAULT, LIMIT, Grade
 from kvtrace.trace.format import Fact
 
 
@@ -669,6 +670,41 @@ def test_blocks_that_are_kept_for_nothing_are_asked_about(
     assert (finding.severity, finding.requests) == (LIMIT, 1)
     assert "no metadata names a save of these" in words(finding)
     assert finding.remedy == ["Where nothing is on its way, request_finished must return False"]
+
+
+@pytest.mark.parametrize(
+    ("role", "grade", "later", "severity"),
+    [
+        ("kv_both", Grade.READ, True, FAULT),
+        ("kv_both", Grade.READ, False, LIMIT),
+        ("kv_both", Grade.DECLARED, True, LIMIT),
+        ("kv_producer", Grade.READ, True, LIMIT),
+    ],
+    ids=["overtaken", "in a row", "others were fetched unseen", "another engine may come"],
+)
+def test_blocks_that_nobody_comes_for_are_a_fault(
+    tmp_path: Path, role: str, grade: Grade, later: bool, severity: str
+) -> None:
+    """Those of aborted requests were kept for a save that nobody began, and never given back."""
+    sim = Sim(tmp_path, ints={"unit": 32}, noop=("save_kv_layer", "wait_for_save"), role=role)
+    lost = [f"{n}" for n in range(3)]
+    saved = [f"{n}" for n in range(3, 7)]
+    for name in saved[:2] + lost + saved[2:] if later else saved + lost:
+        policy = Rounding(64 if name in lost else 32).policy()
+        sim.serve([Prompt(name, 33, digest=9 + int(name))], policy)
+        sim.open_save(name)
+        if name in saved:
+            sim.done(name)
+    sim.clock(10**9)
+    for _ in range(ASKED):
+        sim.step([], tokens=0)
+    sim.write()
+    run = read_run(tmp_path)
+    aborted = [replace(one, status=ABORTED if one.id in lost else one.status) for one in run.requests]
+    run = replace(run, requests=aborted, base=graded(run.base, grade))
+    finding = the(diagnose(run), "save-never-finished")
+    assert (finding.severity, finding.requests) == (severity, 3)
+    assert finding.evidence[0] == "aborted: all 3 of these, none of the 4 others whose save came back"
 
 
 def log(sim: Sim, message: str, **more: object) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.diagnosis import Finding
+from kvtrace.causes.evidence import unlike
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
 from kvtrace.ledger.loads.asynchronous import NO_END_TOLD
 from kvtrace.ledger.run import AsyncSave
+from kvtrace.terms import Grade
 from kvtrace.words import capital, count, listed, of_all, plural
 
 CAUSE = Cause(
@@ -20,9 +22,10 @@ CAUSE = Cause(
         "request_finished kept the blocks, and no completion of the request: the connector defines none of "
         "the hooks by which vLLM hears of one, or three saves that began later "
         "are done, or 60 s went by, or 5 s after some ranks were done, or, after its copy, longer than any "
-        "save took (twice that where some ended). What the end of the trace cuts off is pending: a choice to "
-        "confirm where no metadata names a save, nothing was read, and ten times as long went by as any save "
-        "took."
+        "save took (twice that where some ended). What the end of the trace cuts off is pending. Where no "
+        "metadata names a save, nothing was read, and ten times as long went by as any save took: a choice "
+        "to confirm; a fault where one that began later came to its end, and no other engine is to fetch the "
+        "blocks."
     ),
     remedy="Look at get_finished: every rank must report the request, also when its transfer failed.",
     save_ends=(SaveEnd.NOT_FINISHED,),
@@ -90,17 +93,32 @@ def _mute(case: Case, save: AsyncSave) -> bool:
     return case.engines[case.requests[save.request].engine].mute
 
 
+def _may_come(case: Case, save: AsyncSave, told: Sequence[AsyncSave]) -> bool:
+    """Whether none that began later came back, or another engine may fetch it: the engine only saves, the
+    request asks for it, or those that came back were not seen to be read here."""
+    request = case.requests[save.request]
+    own = [case.requests[one.request] for one in told if case.requests[one.request].engine == request.engine]
+    for_others = case.engines[request.engine].role == "kv_producer" or request.id in case.run.asking
+    unread = any((one.grade or Grade.DECLARED) < Grade.READ for one in own)
+    return for_others or unread or not any(one.t_end > request.t_end for one in own)
+
+
 def _idle(case: Case, saves: Sequence[AsyncSave]) -> Finding:
-    """A choice to confirm: another engine may be about to fetch these blocks."""
-    told = sum(save.end == SaveEnd.SAVED for save in case.run.async_saves)
+    """A choice to confirm where another engine may be about to fetch these blocks, or they wait in a row."""
+    told = [save for save in case.run.async_saves if save.end == SaveEnd.SAVED]
+    held = not any(_may_come(case, save, told) for save in saves)
+    asked = ", though one that began later came to its end." if held else ". Is one on its way?"
     return case.finding(
         CAUSE,
         f"request_finished kept the blocks of {plural(len(saves), 'request')} for a save that was not "
-        "seen to begin. Is one on its way?",
-        severity=LIMIT,
+        f"seen to begin{asked}",
+        severity=FAULT if held else LIMIT,
         evidence=[
+            *unlike.told_apart(
+                case, [one.request for one in saves], [one.request for one in told], "whose save came back"
+            ).values(),
             "no metadata names a save of these, nothing of them was read, and no end was reported until the "
-            f"run was over; {plural(told, 'other asynchronous save')} came back",
+            f"run was over; {plural(len(told), 'other asynchronous save')} came back",
             "their blocks stay allocated until then",
         ],
         events=[
