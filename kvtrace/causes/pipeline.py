@@ -93,7 +93,8 @@ def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
         implied = sum(engine.implied_entries for engine in configured)
         least = "at least " if any(map(unread_steps, configured)) else ""
         what = f"in {least}{count(work)} with work"
-        what = "the metadata names nothing for it" if implied and not work else what
+        if implied and not work:
+            what = "the metadata, as far as it is understood, names nothing for it"
         notes[Stage.HOOK] = f"save_kv_layer called in {count(fired)} layer-steps, {what}"
         parts = (
             measured.by_grade(prompts.saved),

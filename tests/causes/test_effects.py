@@ -566,6 +566,17 @@ def test_a_worker_that_decides_has_a_unit_too(tmp_path: Path) -> None:
     assert tokens(diagnosis) == {"saved": 64 + 128, "not-saved:below-save-granularity": 20 + 16 + 22}
 
 
+def test_what_metadata_leaves_out_is_said_as_far_as_understood(tmp_path: Path) -> None:
+    """It named every block, in a shape that nobody knew: "the metadata names nothing for it"."""
+    sim = sim_of(tmp_path)
+    sim.watching = WATCHED
+    step = sim.one_step("a", 80, digest=1, unreadable=True)
+    for layer in range(2):
+        sim.stored("a", 0, 64, layer, step=step, hook="wait_for_save")
+    notes = [analyse(sim).stages[at].note for at in (1, 4)]
+    assert all("as far as it is understood" in note for note in notes), notes
+
+
 def test_unreadable_metadata_rests_on_what_was_measured(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.watching = WATCHED

@@ -47,6 +47,8 @@ def test_a_property_is_told_and_few_by_their_lack(tmp_path: Path, fields: dict[s
         (words, True): f"{words}: all 3 of these, none of the 3 others of which some was saved"
     }
     lack = f"{words}: none of these 3, all of the 3 others of which some was saved"
+    found = unlike.told_apart(case, some, others, unlike.FOUND)
+    assert bool(found) == (words not in unlike._AFTER_LOOKUP)  # what comes later explains no answer
     by_lack = {(words, False): lack} if "digest" in fields else {}
     assert unlike.told_apart(case, others, some, unlike.SAVED) == by_lack
 

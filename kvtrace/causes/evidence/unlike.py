@@ -17,6 +17,8 @@ LOADS = "begun with tokens that the connector was to load"
 LONG, LARGE, WHOLE_BLOCKS = "long prompts", "large loads", "prompts of whole blocks"
 BEHIND_HIT = "begun behind a hit in the GPU's own prefix cache"
 REPEATED = "prompts that came before"
+CHUNKED, TOGETHER = "computed in several prefill chunks", "begun in one step with others"
+PREEMPTED, CUT_OFF = "preempted", "aborted"
 NOT_FIRST, NOT_FIRST_LOAD = "not the first that began in its step", "not the first that loads in its step"
 FLAGGED = "with kv_transfer_params"
 SAVED, CAME, FOUND = "of which some was saved", "that came whole", "that found something"
@@ -27,12 +29,12 @@ _MOST = 2
 _MOST_FLAGS = 16
 
 _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
-    "computed in several prefill chunks": lambda _, one: one.chunks > 1 and one.first_end < one.prompt,
+    CHUNKED: lambda _, one: one.chunks > 1 and one.first_end < one.prompt,
     BEHIND_HIT: lambda _, one: one.local > 0,
     LOADS: lambda _, one: one.external > 0,
-    "preempted": lambda _, one: one.preemptions > 0,
-    "aborted": lambda _, one: one.status == ABORTED,
-    "begun in one step with others": lambda case, one: len(_begun(case)[one.engine, one.chunk_step]) > 1,
+    PREEMPTED: lambda _, one: one.preemptions > 0,
+    CUT_OFF: lambda _, one: one.status == ABORTED,
+    TOGETHER: lambda case, one: len(_begun(case)[one.engine, one.chunk_step]) > 1,
     NOT_FIRST_LOAD: lambda case, one: _others_first(case, one, _loads),
     NOT_FIRST: lambda case, one: _others_first(case, one, lambda _: True),
     "begun in one step with the same prompt": lambda case, one: any(
@@ -46,6 +48,8 @@ _PROPERTIES: dict[str, Callable[[Case, CaseRequest], bool]] = {
 
 _BY_ITS_LACK = (WHOLE_BLOCKS, REPEATED, FLAGGED)
 """What explains something also where it is not so."""
+_AFTER_LOOKUP = (CHUNKED, TOGETHER, PREEMPTED, CUT_OFF)
+"""What is so only once the connector has answered: it explains no answer."""
 
 Apart = Mapping[tuple[str, bool], str]
 """(a property, whether it is these requests' or that of all others) -> what is said of it."""
@@ -90,7 +94,8 @@ def told_apart(case: Case, mine: Collection[int], others: Collection[int], fared
     found = of_length(LONG)
     for words, has in (*_PROPERTIES.items(), *_flagged(case)):
         ours, theirs = ({has(case, one) for one in requests} for requests in (these, those))
-        if words == NOT_FIRST and (NOT_FIRST_LOAD, True) in found:
+        told = words == NOT_FIRST and (NOT_FIRST_LOAD, True) in found
+        if told or (fared == FOUND and words in _AFTER_LOOKUP):
             continue
         if ours == {True} and theirs == {False}:
             found[words, True] = f"{words}: {here}, none {there}"
