@@ -20,6 +20,7 @@ from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.rules import key_mismatch
 from kvtrace.causes.rules.already_stored import there_before
 from kvtrace.ledger import read_run
+from kvtrace.ledger.contents.compare import ELSEWHERE, SAME_PROMPT
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.run import Place
 from kvtrace.terms import FAULT, LIMIT, NOTE, SAVED, Grade
@@ -565,6 +566,17 @@ def test_kv_that_is_made_up_by_design_is_no_fault(tmp_path: Path, connector: str
     rows = [replace(one, **wrong) if one.accepted else one for one in run.load_rows]
     finding = the(diagnose(replace(run, load_rows=rows)), "kv-load-wrong")
     assert finding.severity == severity and ("made-up" in finding.remedy[0]) is (severity == "limit")
+
+
+def test_shifted_blocks_of_a_prompt_are_no_reuse_at_first(tmp_path: Path) -> None:
+    """Each block held the one saved before it, also that of another prompt: an offset, and no eviction."""
+    loading(tmp_path).write()
+    run = read_run(tmp_path)
+    wrong = {"ends": {LoadEnd.WRONG: 192}, "lost": {((0, 96, LoadEnd.WRONG),): 0b11}}
+    wrong["reasons"] = {LoadEnd.WRONG: (SAME_PROMPT, ELSEWHERE)}
+    rows = [replace(one, **wrong) if one.accepted else one for one in run.load_rows]
+    remedy = the(diagnose(replace(run, load_rows=rows)), "kv-load-wrong").remedy
+    assert "off by one" in remedy[0] and "eviction" in remedy[1]
 
 
 @pytest.mark.parametrize(("compared", "said"), [(96, True), (0, False)])

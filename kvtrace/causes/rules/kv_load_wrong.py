@@ -53,15 +53,15 @@ _BY_WORDS = (
     (OF_RANK, "give each rank a place of its own: the rank belongs into the key, or the file's name"),
     (OF_LAYER, "store and load each layer under its own name, not by its place in a group or in a list"),
     (
-        ELSEWHERE,
-        "see that nothing goes on naming a place of the store that was given to other KV (eviction, reuse); "
-        "the same blocks behind another beginning need another key",
-    ),
-    (
         SAME_PROMPT,
         "check, one by one, which block of the request each piece is saved from and loaded into: saves begin "
         "behind what earlier steps computed or loaded, loads behind what the GPU's prefix cache has; one "
-        "that is passed over shifts all behind it",
+        "that is passed over, or an offset in the store that is off by one, shifts all behind it",
+    ),
+    (
+        ELSEWHERE,
+        "see that nothing goes on naming a place of the store that was given to other KV (eviction, reuse); "
+        "the same blocks behind another beginning need another key",
     ),
     (
         ANOTHER_PROMPT,

@@ -40,8 +40,9 @@ _SEEN_LATE = (
     "place"
 )
 _SEEN_OTHERS = (
-    "all or some of their slots were never read, and the calls that were to read them read others: of no "
-    "request, or of other positions, requests or layers; what they did read of these tokens stands for others"
+    "all or some of their slots were not read while they were theirs, and the calls that were to read them "
+    "read others: of no request, or of other positions, requests or layers; what they did read of these "
+    "tokens stands for others"
 )
 PREEMPTED = (
     "of a preempted request drop what waits to be saved (handle_preemptions), as its blocks go to others; "
@@ -62,9 +63,9 @@ def rule(case: Case) -> Results:
         seen = _SEEN_LATE
         headline = "blocks were read to be saved once other requests had them"
     else:
-        title = f"The save hooks read other slots than those of {who}."
+        title = f"Other slots were read for a save than those of {who}."
         seen = _SEEN_OTHERS
-        headline = "the save hooks read other slots than those of their tokens"
+        headline = "other slots were read for a save than those of its tokens"
     yield case.finding(
         CAUSE,
         title,
