@@ -112,20 +112,20 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
     return sorted(told, key=lambda row: (row.pid, row.step, row.hook, row.layer, row.type))
 
 
-def _opened_in_vain(scan: SpoolScan) -> int:
-    """Files that were opened to write and not there when their call was over, nor under another name; 0 where
-    any file was."""
+def _opened_in_vain(scan: SpoolScan) -> list[str]:
+    """Files that were opened to write and not there when their call was over, nor under another name; none
+    where any file was."""
     table = rows.columns(rows.Outside, scan.outside)
     files = rows.code(table.head) == Way.FILE
     there = files & ((table.errors == 0) | (table.bytes != 0))
-    return 0 if there.any() else int(files.sum())
+    return [] if there.any() else [scan.names.get(one, "?") for one in table.target[files].tolist()]
 
 
-def _in_vain(fact: Swallowed, opened: int) -> bool:
-    """Whether it was by these files that it was caught, and not by looking for one."""
+def _in_vain(fact: Swallowed, opened: Sequence[str]) -> str:
+    """The first of these files where it was by them that it was caught, and not by looking for one."""
     saving = fact.asked_by if fact.hook in BACKGROUND else fact.hook
     missing = fact.type == "FileNotFoundError" and saving in SAVE_HOOKS and not fact.broad
-    return missing and fact.went_on is False and 0 < fact.count <= opened
+    return opened[0] if missing and fact.went_on is False and 0 < fact.count <= len(opened) else ""
 
 
 ALL_SAID = 16

@@ -407,14 +407,14 @@ class HookException(documents.HookExceptionFact):
 class Swallowed(documents.SwallowedFact):
     """``step``, ``layer``, ``asked_by``: of the first one. ``logged``: whether the connector also logged a
     warning in such a call; ``ended``: whether one of them ended a job; ``went_on``: False where one of their
-    calls did no more; ``in_vain``: a file was not there, and as many were opened to write that were not there
-    afterwards, and none that was."""
+    calls did no more; ``in_vain``: where a file was not there, and as many were opened to write that were not
+    there afterwards, and none that was: the first of these."""
 
     layer: str = ""
     pid: int = -1
     spool: str = ""
     places: tuple[tuple[int, str], ...] = ()  # (step, layer) of the first ones
-    in_vain: bool = False
+    in_vain: str = ""
 
     @property
     def harmless(self) -> bool:

@@ -54,6 +54,8 @@ def _nothing(report: Report) -> str:
     ledger = report["ledger"]["saves"]
     if ledger["accounts"].get(NOT_OBSERVED) or not ledger["total"]:
         return "No token was seen to be stored."
+    if ledger["accounts"].get(SAVED):
+        return "No token was stored whole."
     return "Nothing was stored."
 
 

@@ -314,6 +314,13 @@ def test_more_exceptions_than_calls_are_told_as_times(tmp_path: Path) -> None:
     assert "caught 6 times in 2 watched calls of" in said(analyse(sim), "exception-swallowed")
 
 
+def test_exceptions_are_at_least_those_told_one_by_one(tmp_path: Path) -> None:
+    """Behind the 16th of a kind the next one that is told is the 32nd."""
+    sim = watched(tmp_path, [64], measure=lambda *_: 0)
+    swallow(sim, [1], count=16, observed_calls=5)
+    assert ", caught at least 16 times in 5 watched calls of" in said(analyse(sim), "exception-swallowed")
+
+
 @pytest.mark.parametrize(("steps", "found"), [([1, 2], ["exception-swallowed"]), ([1], ["stored-nothing"])])
 def test_an_ordinary_exception_as_frequent_as_losses_explains(
     tmp_path: Path, steps: list[int], found: list[str]

@@ -172,7 +172,7 @@ def swallowed(**more: object) -> Swallowed:
         ({"type": "FileExistsError", "ended": True}, "fault"),  # into a future that nobody asks
         ({"type": "FileNotFoundError", "ended": True}, "fault"),
         ({"type": "FileNotFoundError", "went_on": False}, None),  # by which code finds out what is there
-        ({"type": "FileNotFoundError", "went_on": False, "in_vain": True}, "fault"),
+        ({"type": "FileNotFoundError", "went_on": False, "in_vain": "/mnt/1/a"}, "fault"),
         ({"type": "KeyError", "message": "'x'"}, "note"),  # by which code may find out
         ({"type": "KeyError", "message": "'x'", "ended": True}, "fault"),
         ({"type": "Empty", "ended": True, "message": ""}, "note"),
@@ -195,6 +195,9 @@ def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
         first = diagnosis.findings[0]
         assert (first.id, first.tokens, first.requests) == ("exception-swallowed", 64, 1)
         assert first.headline[1:] in diagnosis.verdict
+        assert any("to write was made: in /mnt/1, for one" in one for one in first.evidence) == bool(
+            fact.in_vain
+        )
     # What was seen to come to rest is not lost, whatever was caught.
     rest = diagnose(replace(run, base=graded(base, Grade.WRITTEN), swallowed=(fact,)))
     assert "fault" not in {one.severity for one in rest.findings}
@@ -633,6 +636,9 @@ def test_files_that_stay_empty_are_asked_for_whatever_was_read(tmp_path: Path) -
     found, unit = diagnose(replace(run_of(tmp_path, [40]), outside=[one])).findings
     assert (found.id, unit.id) == ("store-incomplete", "below-save-granularity")
     assert found.severity == LIMIT and found.title.startswith("Of 16 files that the connector opened")
+    other = OutsideBytes(1, 0, 64, 64, 0, 64, went=64, files=16)
+    told = diagnose(replace(run_of(tmp_path, [40]), outside=[one, other])).findings
+    assert "store-incomplete" not in [one.id for one in told]  # another rank's files hold what it wrote
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def judged(report: Report, screen: Screen = SCREEN) -> str:
 def _place(report: Report, words: str) -> None:
     """Where it was stored: every place that was seen, up to three; else that nothing was, or was not seen."""
     place = re.search(
-        r"Stored in [^\s(]|Written to|Opened|Nothing was stored|No token was seen|Where to (is|was) not",
+        r"Stored in [^\s(]|Written to|Opened|Nothing was stored|No token was|Where to (is|was) not",
         words,
     )
     assert place, words

@@ -272,6 +272,13 @@ def test_where_things_were_stored(places: Any, saved: bool, said: str) -> None:
     assert answers.where(report) == said
 
 
+def test_files_with_what_some_ranks_stored_are_no_nothing() -> None:
+    report: Any = sample()
+    report["ledger"]["saves"]["tokens"]["saved"] = 0
+    report["places"] = [{"kind": "directory", "name": "/mnt/kv", "files": 27, "size": 4096}]
+    assert answers.where(report) == ("No token was stored whole. Written to /mnt/kv (27 files, 4.0 KiB).")
+
+
 @pytest.mark.parametrize(("mute", "saved"), [(True, True), (False, True), (False, False)])
 def test_never_with_kv_is_said_only_where_metadata_says_all(mute: bool, saved: bool) -> None:
     report: Any = sample()

@@ -37,7 +37,7 @@ def error(fact: HookException | Swallowed) -> str:
 
 def exception_line(fact: Swallowed) -> str:
     """``OSError: no space (at store.py:12 in write), caught 8 times in 8 watched calls of save_kv_layer``."""
-    times = f"{'at least ' if fact.count > TOLD_EACH else ''}{plural(fact.count, 'time')}"
+    times = f"{'at least ' if fact.count >= TOLD_EACH else ''}{plural(fact.count, 'time')}"
     calls = f"caught {times} in {place(fact.hook)}"
     if fact.observed_calls and fact.hook not in _BACKGROUND:
         # Times, not calls: one call may raise for each of its requests.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 
 from kvtrace.causes.case import CaseRequest
@@ -164,7 +165,10 @@ def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
 
 def _evidence(case: Case, facts: Sequence[Swallowed], hooks: Iterable[str]) -> list[str]:
     """``hooks``: those whose log lines are quoted."""
-    return [exception_line(fact) for fact in facts[:3]] + logs_in(case, hooks)
+    # the message of an exception has a path only as far as the configuration names it
+    made = [f"no file that it opened to write was made: in {os.path.dirname(fact.in_vain)}, for one"
+            for fact in facts[:1] if fact.in_vain]  # fmt: skip
+    return [*map(exception_line, facts[:3]), *made, *logs_in(case, hooks)]
 
 
 def _events(facts: Sequence[Swallowed]) -> list[Event]:
@@ -189,7 +193,7 @@ def _ends_a_save(case: Case, fact: Swallowed) -> bool:
     if saving not in _SAVE_PATH or fact.went_on or fact.broad:
         return False
     if fact.type in _FINDS_OUT and not (fact.ended or fact.far):
-        return fact.in_vain
+        return bool(fact.in_vain)
     # What is put into memory is not seen: its call may have gone on with that.
     if fact.ended or (fact.went_on is False and any(one.went for one in case.run.outside)):
         return fact.type not in _ENDS_A_LOOP

@@ -38,7 +38,9 @@ def rule(case: Case) -> Results:
             headline="what came to rest is empty",
         )
         return
-    if empty := sum(one.files for one in case.run.outside if one.empty):
+    wrote = [one for one in case.run.outside if one.files or one.went]
+    if wrote and all(one.empty for one in wrote):  # on every rank
+        empty = sum(one.files for one in wrote)
         yield case.finding(
             CAUSE,
             f"Of {plural(empty, 'file')} that the connector opened to write none ever held a byte. Is that "
