@@ -15,7 +15,7 @@ from kvtrace.causes.diagnosis import Event, Fields, Finding, OfRequest, Whole
 from kvtrace.causes.evidence.taken import kept
 from kvtrace.causes.evidence.unit import Sample, StoredUnits, Unit, infer_unit
 from kvtrace.ledger.ends import NOT_SAVED, OTHERS_READ, SaveEnd
-from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.intervals import Interval, subtract, union
 from kvtrace.ledger.reported import SAVE_HOOKS, UNFOLLOWED
 from kvtrace.ledger.run import Engine, LostSpan, OutcomeAmount, Run
 from kvtrace.ledger.values import replace
@@ -394,6 +394,15 @@ def kept_end(request: CaseRequest) -> int:
     if request.taken is not None:
         return request.taken if request.taken > request.local else 0
     return min([request.stored_end, *(start for start, _ in request.lost)]) if request.saved else 0
+
+
+def kept_parts(request: CaseRequest) -> list[Interval]:
+    """Positions that were kept and are not known to be lost: as it was seen, else as the metadata says."""
+    if request.taken is not None:  # what the GPU's own prefix cache had nobody need have stored
+        kept = [(request.local, request.taken)]
+    else:
+        kept = [(max(0, entry.start), min(entry.end, entry.available)) for entry in request.entries]
+    return subtract(union(kept), union(request.lost))
 
 
 _LEAST = (Grade.DECLARED, Grade.READ, Grade.WRITTEN)

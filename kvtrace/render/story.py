@@ -148,7 +148,7 @@ def _position(story: Story, token: int) -> str:
         f"step {m.step}"
         for m in story.moments
         for e in m.entries
-        if e.direction == "store" and _covers(e, token)
+        if e.direction == "store" and _covers(e, token, story.prompt)
     ]
     if stores:
         how += f"; a store covers it in {', '.join(stores[:4])}"
@@ -161,8 +161,8 @@ def _holds(moment: Moment, token: int) -> bool:
     return moment.kind == "chunk" and moment.facts["start"] <= token < moment.facts["end"]
 
 
-def _covers(entry: Entry, token: int) -> bool:
-    return entry.slots > 0 and max(0, entry.start) <= token < max(0, entry.start) + entry.slots
+def _covers(entry: Entry, token: int, prompt: int) -> bool:
+    return max(0, entry.start) <= token < entry.end(prompt)
 
 
 def _timeline(story: Story) -> list[TimelineRow]:
@@ -171,7 +171,7 @@ def _timeline(story: Story) -> list[TimelineRow]:
     shown = {"chunk": 0, "metadata": 0}
     for moment, alike in _each_once(story.moments):
         if moment.kind in shown:
-            if story.token is not None and not _concerns(moment, story.token):
+            if story.token is not None and not _concerns(moment, story.token, story.prompt):
                 continue
             shown[moment.kind] += 1
             if shown[moment.kind] > _MOST[moment.kind]:
@@ -192,10 +192,10 @@ def _each_once(moments: Iterable[Moment]) -> Iterator[tuple[Moment, list[Moment]
         yield from [(alike[0], alike)] if kind == "lookup" else ((one, [one]) for one in alike)
 
 
-def _concerns(moment: Moment, token: int) -> bool:
+def _concerns(moment: Moment, token: int, prompt: int) -> bool:
     if moment.kind == "chunk":
         return _holds(moment, token)
-    return any(_covers(entry, token) for entry in moment.entries)
+    return any(_covers(entry, token, prompt) for entry in moment.entries)
 
 
 def _left_out(shown: dict[str, int]) -> list[TimelineRow]:
@@ -218,7 +218,7 @@ def _decode(story: Story, finish: Moment) -> list[TimelineRow]:
     if made <= 0 or story.token is not None:
         return []
     entries = (entry for moment in story.moments for entry in moment.entries)
-    past = sum(one.direction == "store" and one.start + one.slots > story.prompt for one in entries)
+    past = sum(one.direction == "store" and one.end(story.prompt) > story.prompt for one in entries)
     stores = f"{count(past)} store {'entry reaches' if past == 1 else 'entries reach'} past the prompt"
     if not past:
         stores = "no store entry reaches past the prompt"
@@ -292,16 +292,14 @@ def _positions(start: int, end: int) -> str:
 
 
 def _entries(entries: Sequence[Entry], story: Story) -> list[str]:
-    """Metadata that names whole blocks names slots behind the last token, too: these are no positions."""
     if not entries:
         return ["no entry known to be for this request"]
     found = []
     for entry in entries:
         slots = "an unknown number of slots" if entry.slots < 0 else plural(entry.slots, "slot")
         parts = [f"a {entry.direction} of {slots}"]
-        end = min(entry.start + entry.slots, story.prompt if entry.direction == "load" else story.computed)
-        if 0 <= entry.start < end:
-            parts.append(_positions(entry.start, end))
+        if 0 <= entry.start < entry.end(story.prompt):
+            parts.append(_positions(entry.start, entry.end(story.prompt)))
         if entry.asynchronous:
             parts.append("asynchronous")
         named = "" if entry.declared else "no slots known to be for this request; measured on the workers: "

@@ -156,7 +156,7 @@ class _Gathered:
         """Store entries, with the positions that the ledger gave them."""
         for one in entries:
             if one.step in self.of_steps:
-                entry = (one.slots, one.start, one.asynchronous, not one.implied)
+                entry = (one.slots, one.start, one.asynchronous, not one.implied, one.available)
                 self.of_steps[one.step].entries.append(Entry("store", *entry))
 
     def add_trouble(self, spools: Iterable[Source], steps: set[int]) -> None:

@@ -35,6 +35,12 @@ class Entry:
     start: int
     asynchronous: bool = False
     declared: bool = True
+    available: int = -1
+    """Of a store: positions that had KV by the end of that step."""
+
+    def end(self, prompt: int) -> int:
+        """Metadata that names whole blocks names slots behind the last token, too: these are no positions."""
+        return min(max(0, self.start) + self.slots, prompt if self.direction == "load" else self.available)
 
 
 @dataclass

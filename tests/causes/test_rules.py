@@ -159,6 +159,16 @@ def test_a_limit_on_what_is_stored_of_a_prompt(tmp_path: Path, extra: dict[str, 
     assert found.remedy[0].startswith("See 'max_offload_tokens' = 128" if seen else "See what ends a store: ")
 
 
+def test_what_is_not_a_prompts_beginning_is_no_limit_on_it(tmp_path: Path) -> None:
+    """The 64 tokens behind the first ones are stored alone."""
+
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        return [Entry(prompt.id, 64, -1, 64)]
+
+    found = the(analyse(served(tmp_path, [192, 210, 300], Policy(store))), "metadata-has-no-store")
+    assert "the first 128 tokens" not in " ".join([*found.evidence, *found.remedy])
+
+
 def test_why_nothing_may_be_offered(tmp_path: Path) -> None:
     found = the(analyse(served(tmp_path, [310, 170, 215], Policy(nothing))), "metadata-has-no-store")
     assert found.remedy[0].startswith("Nothing of any prompt is offered: see what switches saving on")

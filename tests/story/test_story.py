@@ -70,12 +70,16 @@ def test_whole_blocks_in_the_metadata_are_no_more_positions(tmp_path: Path) -> N
     """A load of 199 tokens was said to be of positions 0 to 223."""
     sim = Sim(tmp_path)
     load = Entry("a", 64, 64, 0, int(Flag.LOAD))
-    sim.one_step("a", 50, [load, Entry("a", 64, 64, 0)], taken=49, digest=1)
+    sim.one_step("a", 50, [load, Entry("a", 64, 64, 0)], taken=49, digest=1, ends=False)
+    sim.finish("a", 53, 4)
     sim.write()
     text = page(tell(tmp_path, "a"), 200)
     assert (
         "a load of 64 slots, positions 0 to 49" in text and "a store of 64 slots, positions 0 to 49" in text
     )
+    # what is generated later into the block's last slots was not there to be stored
+    assert "decode: KV for 3 more tokens; no store entry reaches past the prompt" in text
+    assert "no store covers it" in page(tell(tmp_path, "a", token=51), 200)
 
 
 def test_pairs_that_fared_differently_are_told_apart(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from kvtrace.causes.case import CaseRequest, kept_before
+from kvtrace.causes.case import CaseRequest, kept_before, kept_parts
 from kvtrace.causes.evidence.loads import findable, missed_elsewhere
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered
@@ -77,10 +77,7 @@ def _held(case: Case) -> dict[tuple[int, int], _Held]:
         ended = (part for parts in row.lost for part in parts)
         not_there[row.request] += [(start, end) for start, end, how in ended if how in NOT_ARRIVED]
     for request in sorted(case.requests, key=_began):
-        kept = [(max(0, entry.start), min(entry.end, entry.available)) for entry in request.entries]
-        # what the GPU's own prefix cache had nobody need have stored
-        kept = [(request.local, request.taken)] if request.taken is not None else kept
-        kept = subtract(union(kept), union([*request.lost, *not_there[request.row]]))
+        kept = subtract(kept_parts(request), union(not_there[request.row]))
         for digest, tokens in case.run.in_common.get(request.row, ()):
             began, there = alike[request.engine, digest]
             before = there[-1] if there else []

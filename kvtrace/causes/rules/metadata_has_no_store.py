@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.causes.case import CaseRequest, kept_end
+from kvtrace.causes.case import CaseRequest, kept_parts
 from kvtrace.causes.evidence import transfers, unlike
 from kvtrace.causes.evidence.numbers import between
 from kvtrace.causes.evidence.unstored import metadata_unread, part_of_prompts, said_of_unread
@@ -150,9 +150,12 @@ _SEVERAL = 3
 
 
 def _first_alone(rows: Sequence[CaseRequest]) -> int:
-    """How many first tokens were kept of each of these prompts of which any were; 0 where that differs."""
-    some = {r.prompt: end for r in rows if 0 < (end := kept_end(r)) < r.prompt}
-    return next(iter(some.values())) if len(some) >= _SEVERAL and len({*some.values()}) == 1 else 0
+    """How many first tokens were kept of each of these prompts of which it stored any; 0 where that differs,
+    or others than the first ones were."""
+    some = [(r, kept_parts(r)) for r in rows if r.saved]
+    ends = {end for _, parts in some for _, end in parts}
+    first = all(len(parts) == 1 and parts[0][0] <= r.local + r.external for r, parts in some)
+    return ends.pop() if first and len(ends) == 1 and len({r.prompt for r, _ in some}) >= _SEVERAL else 0
 
 
 _ON_THE_WORKER = (
