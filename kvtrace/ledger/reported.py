@@ -85,8 +85,8 @@ def exceptions(scans: Sequence[SpoolScan]) -> list[HookException]:
         for fact in scan.facts_of(facts.HookExceptionFact):
             row = _of(HookException, fact, pid=scan.pid, layer=fact.layer or "")
             key = (row.pid, row.hook, row.layer, row.type, row.where)
-            first = latest.get(key, row)
-            latest[key] = replace(first, count_so_far=row.count_so_far)
+            first = latest.get(key, replace(row, count_so_far=0))  # the fact's is of all of its process
+            latest[key] = replace(first, count_so_far=first.count_so_far + 1)
     return sorted(latest.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer))
 
 

@@ -763,6 +763,17 @@ def test_hook_raised(
     assert diagnosis.saves.accounts == {"saved": 64 * 4 + 128, "not-saved:hook-raised": 128 * 3}
 
 
+def test_exceptions_of_threads_are_counted_kind_by_kind(tmp_path: Path) -> None:
+    """A fact counts all of its process: two of one kind and one of another were said to be five."""
+    sim = served(tmp_path, [64, 128])
+    for at, kind in enumerate(("KeyError", "KeyError", "OSError"), 1):
+        raised = {"hook": "thread", "step": sim.step_id, "type": kind, "where": "s.py:1", "count_so_far": at}
+        sim.workers[0].fact(Fact.EXCEPTION, raised)
+    found = the(analyse(sim), "hook-raised")
+    assert found.title == "Its threads raised KeyError, OSError, 3 times."
+    assert [one.rpartition(", ")[2] for one in found.evidence] == ["2 times", "1 time"]
+
+
 def test_a_hook_in_which_the_process_was_stopped_did_not_raise(tmp_path: Path) -> None:
     """Nothing was to be stored in that step."""
     sim = served(tmp_path, [64], layers=4)

@@ -14,9 +14,9 @@ _MAX_TEXT = 200
 _MOST = 2
 """Lines of a kind that are quoted."""
 _BACKGROUND = {
-    "thread": "one of its threads",
-    "executor": "a job of its thread pool",
-    "asyncio": "a task of its event loop",
+    "thread": "its threads",
+    "executor": "jobs of its thread pool",
+    "asyncio": "tasks of its event loop",
 }
 
 
