@@ -800,13 +800,17 @@ def test_a_body_that_is_called_directly_is_bypassed(tmp_path: Path) -> None:
     assert ids(analyse(sim))[0] == "direct-call-bypass"
 
 
-def test_saves_elsewhere(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, noop=("save_kv_layer", "wait_for_layer_load"), ints={"unit": 32})
+@pytest.mark.parametrize(
+    ("idle", "said"),
+    [((), "it saves in wait_for_save or later."), (("wait_for_save",), "neither does wait_for_save.")],
+)
+def test_saves_elsewhere(tmp_path: Path, idle: tuple[str, ...], said: str) -> None:
+    sim = Sim(tmp_path, noop=("save_kv_layer", "wait_for_layer_load", *idle), ints={"unit": 32})
     sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=frozenset({(0, 1)})))
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"saved": 192}
-    assert "saves-elsewhere" in ids(diagnosis)
-    assert [f.severity for f in diagnosis.findings if f.id == "saves-elsewhere"] == ["note"]
+    note = the(diagnosis, "saves-elsewhere")
+    assert (note.severity, note.title.rpartition(": ")[2]) == ("note", said)
 
 
 def test_agent_not_loaded(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ def rule(case: Case) -> Results:
     if not empty or "role-does-not-save" in case.assigned or any(one.without_kv for one in empty):
         return
     also = ["wait_for_save"] if all("wait_for_save" in connector.noop for connector in empty) else []
-    place = "in neither of the save hooks, if it saves at all" if also else "in wait_for_save or later"
+    place = "neither does wait_for_save" if also else "it saves in wait_for_save or later"
     yield case.finding(
         CAUSE,
-        f"save_kv_layer does nothing in {listed(c.cls for c in empty)}: it saves {place}.",
+        f"save_kv_layer does nothing in {listed(c.cls for c in empty)}: {place}.",
         evidence=[f"empty body in {listed(c.module for c in empty)}: {listed(['save_kv_layer', *also])}"],
     )
