@@ -502,7 +502,7 @@ def test_already_stored_is_no_better_seen_than_the_earlier_save(
     )
     assert ("holds these tokens" in finding.title) == calm == ("came to rest" not in finding.title)
     assert "Nothing to fix" not in " ".join(finding.remedy)
-    assert finding.remedy[0].startswith("See what get_num_new" if calm else "First see whether the earlier")
+    assert finding.remedy[0].startswith("See what get_num_new" if calm else "Ask kvtrace verify whether the")
 
 
 def test_of_reused_tokens_it_is_said_whether_ever_stored(tmp_path: Path) -> None:

@@ -167,8 +167,8 @@ _FAILED = _Reason(
 _UNSURE = _Reason(
     "Not stored again after a save of these tokens: it was not seen that it came to rest",
     "prompts were not stored again after an earlier save of the same tokens",
-    "First see whether the earlier save is in the store: that it was offered or read was seen, whether it "
-    "came to rest was not (kvtrace verify looks at that).",
+    "Ask kvtrace verify whether the earlier save is in the store: that it was offered or read was seen, "
+    "whether it came to rest was not.",
 )
 
 
