@@ -436,6 +436,14 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     assert twice == ({ident} if severity == "fault" else set())
 
 
+def test_of_a_prompt_not_seen_whole_a_loss_is_one_at_least(tmp_path: Path) -> None:
+    """Of 320 tokens that were read in a wrong place 64 were known: they passed for all."""
+    run = losing(run_of(tmp_path), SaveEnd.MISPLACED)
+    unseen = run.base[0]._replace(request=run.lost[0].request, outcome=NOT_OBSERVED, prompt=True, amount=0)
+    found = the(diagnose(replace(run, base=[*run.base, unseen])), "kv-misplaced")
+    assert found.evidence[0].startswith("at least 64 of 64 tokens of 1 request, ")
+
+
 @pytest.mark.parametrize(
     ("end", "ident"),
     [

@@ -36,7 +36,8 @@ def where(case: Case, cause: Cause) -> list[str]:
     pairs = sorted({span.pairs for span, _, _ in pieces})
     of = max(case.engines[request.engine].pairs for request in hit)
     steps = sorted({span.step & STEP_MASK for span, _, _ in pieces if span.step})
-    parts = [f"{count(tokens)} of {plural(whole, 'token')} of {plural(len(hit), 'request')}"]
+    least = "at least " * any(request.unseen for request in hit)
+    parts = [f"{least}{count(tokens)} of {plural(whole, 'token')} of {plural(len(hit), 'request')}"]
     spread = count(pairs[0]) if len(pairs) == 1 else f"{count(pairs[0])} to {count(pairs[-1])}"
     parts.append(f"in {spread} of {plural(of, '(layer, rank) pair')}")
     if steps:
