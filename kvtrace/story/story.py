@@ -39,8 +39,8 @@ class Entry:
     """Of a store: positions that had KV by the end of that step."""
 
     def end(self, prompt: int) -> int:
-        """Metadata that names whole blocks names slots behind the last token, too: these are no positions."""
-        return min(max(0, self.start) + self.slots, prompt if self.direction == "load" else self.available)
+        """Slots behind the prompt that held no KV yet are no positions: metadata names whole blocks."""
+        return min(max(0, self.start) + self.slots, max(prompt, self.available))
 
 
 @dataclass

@@ -96,10 +96,11 @@ def _mute(case: Case, save: AsyncSave) -> bool:
 def _may_come(case: Case, save: AsyncSave, told: Sequence[AsyncSave]) -> bool:
     """Whether none that began later came back, or another engine may fetch it: the engine only saves, the
     request asks for it, or those that came back were not seen to be read here."""
-    request = case.requests[save.request]
-    own = [case.requests[one.request] for one in told if case.requests[one.request].engine == request.engine]
+    request = case.run.requests[save.request]
+    own = [case.run.requests[one.request] for one in told]
+    own = [one for one in own if one.engine == request.engine]
     for_others = case.engines[request.engine].role == "kv_producer" or request.id in case.run.asking
-    unread = any((one.grade or Grade.DECLARED) < Grade.READ for one in own)
+    unread = any((case.requests[one.request].grade or Grade.DECLARED) < Grade.READ for one in told)
     return for_others or unread or not any(one.t_end > request.t_end for one in own)
 
 
