@@ -762,7 +762,7 @@ def _sketched(tmp_path: Path, *loads: Callable[[int], int]) -> Run:
         ),
         (lambda signs: sketch(signs, 1.1), "kv-altered", "1.10 times as large"),
         (lambda signs: sketch(signs, 0.5), "kv-load-wrong", "0.50 times as large"),
-        (lambda signs: sketch(signs ^ EVERY >> 39), "kv-altered", "38 % of the way"),  # of few blocks
+        (lambda signs: sketch(signs ^ EVERY >> 34), "kv-altered", "58 % of the way"),  # of few blocks
     ],
     ids=["rounded", "nothing in common", "a little larger", "half as large", "in between"],
 )
@@ -781,7 +781,7 @@ def test_one_wrong_load_leaves_rounded_ones_rounded(tmp_path: Path) -> None:
 
 def test_several_loads_are_too_far_together(tmp_path: Path) -> None:
     """What one alone shows with too few signs."""
-    between = [lambda signs: sketch(signs ^ EVERY >> 39)] * 4
+    between = [lambda signs: sketch(signs ^ EVERY >> 34)] * 4
     assert _sketched(tmp_path, *between).compared == {"wrong": 12}
 
 

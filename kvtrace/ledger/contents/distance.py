@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
-FAR = 0.3
-"""Of the way to KV of other tokens: a store of two bits a number goes about 0.2 of it, one of eight 0.01."""
+FAR = 0.5
+"""Of the way to KV of other tokens: a store of eight bits a number goes 0.01 of it, one of two about 0.2, one
+of four with one scale for channels of very different size 0.3."""
 TIMES = 2**0.5
 """Numbers that are so much larger, or smaller, are none that were rounded."""
 
