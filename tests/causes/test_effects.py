@@ -718,7 +718,7 @@ def test_blocks_that_nobody_comes_for_are_a_fault(
         sim.step([], tokens=0)
     sim.write()
     run = read_run(tmp_path)
-    aborted = [replace(one, status=ABORTED if one.id in lost else one.status) for one in run.requests]
+    aborted = [one._replace(status=ABORTED if one.id in lost else one.status) for one in run.requests]
     run = replace(run, requests=aborted, base=graded(run.base, grade))
     finding = the(diagnose(run), "save-never-finished")
     assert (finding.severity, finding.requests) == (severity, 3)
