@@ -495,7 +495,7 @@ class BlockSketches(BlockPrints):
     block holds, where PRINTS say exactly which. Of each word the lowest 48 bits are signs of sums over parts
     of the block, with secret signs of their own: of alike KV few of them differ, of KV that has nothing in
     common half. The bits above are 128 * (64 + the binary logarithm of how large the numbers are, the mean of
-    some layers)."""
+    the layers)."""
 
 
 NUMBERS, NUMBER_BITS = 9, 21

@@ -23,10 +23,10 @@ def kv(dtype: Any = torch.float32) -> list[Any]:
 
 def sketched(layers: list[Any]) -> list[int]:
     signs, parts = Signs(), 0.0
-    for values in layers:
+    for at, values in enumerate(layers):
         integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}[values.element_size()]
         own = signs.of(values, values[0].nbytes)
-        parts = parts + parts_of(values.view(integers), values.dtype, own)
+        parts = parts + parts_of(values.view(integers), values.dtype, own, at)
     return [value >> 1 for value in sketches_of(parts, LAYERS).tolist()]
 
 
@@ -66,6 +66,11 @@ def test_rounding_changes_few_signs_and_other_kv_half(change: Any, least: float,
     before = kv()
     after = [change(values) for values in before]
     assert least <= differing(sketched(before), sketched(after)) <= most
+
+
+def test_layers_that_change_places_have_nothing_in_common() -> None:
+    one, two, three = kv()
+    assert 0.4 <= differing(sketched([one, two, three]), sketched([two, three, one])) <= 0.6
 
 
 def test_how_large_the_numbers_are_is_kept() -> None:

@@ -758,7 +758,7 @@ def _sketched(tmp_path: Path, *loads: Callable[[int], int]) -> Run:
         (
             lambda signs: sketch(signs ^ EVERY >> 24),
             "kv-load-wrong",
-            "100 % of the way to KV of other tokens",
+            "no nearer than KV of other tokens",
         ),
         (lambda signs: sketch(signs, 1.1), "kv-altered", "1.10 times as large"),
         (lambda signs: sketch(signs, 0.5), "kv-load-wrong", "0.50 times as large"),
@@ -777,6 +777,25 @@ def test_numbers_that_were_not_rounded_are_no_choice(
 def test_one_wrong_load_leaves_rounded_ones_rounded(tmp_path: Path) -> None:
     run = _sketched(tmp_path, lambda signs: sketch(signs ^ 1), lambda signs: sketch(signs ^ EVERY >> 24))
     assert run.compared == {"altered": 3, "wrong": 3}
+
+
+@pytest.mark.parametrize(
+    ("signs", "blocks", "end"),
+    [(1, 3, LoadEnd.ALTERED), (EVERY >> 32, 3, LoadEnd.WRONG), (EVERY >> 42, 1, LoadEnd.WRONG)],
+    ids=["rounded", "other KV", "too few signs to tell"],
+)
+def test_some_layers_of_a_store_may_keep_fewer_bits(
+    tmp_path: Path, signs: int, blocks: int, end: LoadEnd
+) -> None:
+    """Mixed precision: the others come back bit for bit."""
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8])
+    cache.sim.prints("a", [sketch(one) for one in OF_A], kind=Kind.SKETCHES)
+    cache.sim.of_layers("a", [[50, 51], [60, 61], [70, 71], [80, 81]])
+    cache.loads("b", [95, 96, 97, 9][-1 - blocks :], blocks=blocks, tokens=A[: blocks + 1])
+    cache.sim.prints("b", [sketch(one ^ signs) for one in OF_A[:blocks]], kind=Kind.SKETCHES)
+    cache.sim.of_layers("b", [[50, 99], [60, 98], [70, 97]][:blocks])
+    run = cache.run()
+    assert run.loads.accounts.get(end) == blocks * BLOCK
 
 
 def test_several_loads_are_too_far_together(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from kvtrace.agent.kv.tensors import OWN, tensors
 from kvtrace.agent.prints.kept import KeptCopies, StepBlocks
 from kvtrace.agent.prints.print_records import write_layers, write_prints
 from kvtrace.agent.prints.rechecks import Rechecks
-from kvtrace.agent.prints.sketches import PARTS, Signs, apart, parts_of, secret, sketches_of
+from kvtrace.agent.prints.sketches import PARTS, Signs, parts_of, secret, sketches_of
 from kvtrace.agent.state import AGENT, processor_clock
 from kvtrace.agent.steps import graphs
 from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, PromptBlocks
@@ -347,7 +347,7 @@ class Prints:
         if device.type != "cpu":
             ids = ids.pin_memory().to(device, non_blocking=True)
         sums = torch.zeros((len(blocks), len(layers)), dtype=torch.int64, device=device)
-        parts, every = torch.zeros((len(blocks), PARTS), device=device), apart(len(layers))
+        parts = torch.zeros((len(blocks), PARTS), device=device)
         for column, (layer, tensor) in enumerate(layers):
             weights = self._weights_of(tensor, layer.nbytes)
             whole = tensor.view(getattr(torch, _INTEGERS[tensor.element_size()]))
@@ -359,11 +359,12 @@ class Prints:
                     own = torch.arange(layer.split, device=device)
                     some = (some[:, None] * layer.split + own).reshape(-1)
                 words = whole.index_select(layer.dim, some).movedim(layer.dim, 0).reshape(count, -1)
-                if signs is not None and column % every == every - 1:
-                    parts[at : at + count] += parts_of(words, tensor.dtype, signs.of(tensor, layer.nbytes))
+                if signs is not None:
+                    own = signs.of(tensor, layer.nbytes)
+                    parts[at : at + count] += parts_of(words, tensor.dtype, own, column)
                 words = words.view(getattr(torch, _INTEGERS[_word(layer.nbytes)]))
                 sums[at : at + count, column] = (words * weights).sum(1)
-        return sums, sketches_of(parts, len(layers) // every) if signs else sums.new_zeros(len(blocks))
+        return sums, sketches_of(parts, len(layers)) if signs else sums.new_zeros(len(blocks))
 
     def _factors_of(self, group: int, device: Any) -> Any:
         """Those of the group's layers, int64 of shape (layers,)."""

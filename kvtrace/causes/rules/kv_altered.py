@@ -17,10 +17,10 @@ CAUSE = Cause(
     wrong_data=True,
     meaning="What comes back is not the KV that was stored, but other numbers.",
     seen_as=(
-        "The fingerprints of loaded blocks differ from those of the same tokens as they were computed, in "
-        "all layers, and no loaded block is known to be that of other tokens or of another place; by their "
-        "sketches they are nearer to those than KV of other tokens is, and of about the same size. Fewer "
-        "bits, in one tier of a store or in all, look so, and so does KV that was spoilt."
+        "The fingerprints of loaded blocks differ from those of the same tokens as they were computed, and "
+        "no loaded block is known to be that of other tokens or of another place; by their sketches, where "
+        "there are any, they are nearer to those than KV of other tokens is, and of about the same size. "
+        "Fewer bits, in a tier of a store, in some layers or in all, look so, and so does KV that was spoilt."
     ),
     remedy=(
         f"{_ASK} Where fewer bits are meant, say so in the connector's documentation and check what the "

@@ -200,14 +200,15 @@ def returned(found: Iterable[Returned], pairs: int) -> list[Interval]:
 
 
 def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:
-    """Tell a store of fewer bits from other KV. What is too far from what was computed was not rounded. Where
-    one block is known to be other KV, those of which that is not measured are no store of fewer bits. What
-    was not written says nothing of that, nor what came too late."""
-    far = _far({row: sum_of(one.distance for one in found if one.altered) for row, found in wrong.items()})
-    for row, how in far.items():
-        wrong[row] = [
-            replace(one, altered=False, why=f"{one.why}, {how}") if one.altered else one for one in wrong[row]
-        ]
+    """Tell a store of fewer bits from other KV. What is too far from what was computed was not rounded, nor
+    what differs in some layers and is not near. Where one block is known to be other KV, those of which the
+    distance is not known are no store of fewer bits. What was not written says nothing of that, nor what came
+    too late."""
+    loads = {row: sum_of(one.distance for one in found if one.altered) for row, found in wrong.items()}
+    known = {row: how for row, how in loads.items() if how is not None}
+    far, near = _far(known), _near(known)
+    for row, found in wrong.items():
+        wrong[row] = [_settled(one, row in far, row in near) for one in found]
     every = [one for found in wrong.values() for one in found]
     others = any(not (one.altered or one.unwritten or one.late) for one in every)
     for row, found in wrong.items() if others else ():
@@ -217,13 +218,28 @@ def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:
     blocks += Counter()  # leaves zeros out
 
 
-def _far(loads: Mapping[int, Distance | None]) -> dict[int, Distance]:
+def _far(loads: Mapping[int, Distance]) -> set[int]:
     """Those of the loads that are too far from what was computed, each or together."""
-    known = {row: how for row, how in loads.items() if how is not None}
-    apart = {row: how for row, how in known.items() if how.share >= FAR}
+    apart = {row: how for row, how in loads.items() if how.share >= FAR}
     together = sum_of(apart.values())
     found = apart if together is not None and together.far else {}
-    return {row: how for row, how in known.items() if how.far or row in found}
+    return {row for row, how in loads.items() if how.far or row in found}
+
+
+def _near(loads: Mapping[int, Distance]) -> set[int]:
+    """Those that are near it, each or together."""
+    apart = {row: how for row, how in loads.items() if how.share < FAR}
+    together = sum_of(apart.values())
+    return set(apart) if together is not None and together.near else {r for r, h in apart.items() if h.near}
+
+
+def _settled(one: Wrong, far: bool, near: bool) -> Wrong:
+    """``far``, ``near``: the load that it is of."""
+    how = one.distance
+    if not one.altered or how is None or how.near:
+        return one
+    rounded = not far and (near or one.pairs == one.of)
+    return one if rounded else replace(one, altered=False, why=f"{one.why}, {how}")
 
 
 def _found(
@@ -240,12 +256,14 @@ def _found(
     if why is not None:
         # another's KV is the same in layers that do not depend on what stands before
         said = f"{why.text}: {what}" if what and ours else why.text
-        whole = ours and not untouched and not exchanged and _bits(pairs, layers) == pairs
-        altered = whole and block.value != ZEROES
+        differing = _bits(pairs, layers)
+        part = differing.bit_count() / pairs.bit_count()
+        rounded = ours and not untouched and not exchanged and block.value != ZEROES
+        distance = judge.how_far(block, part) if rounded and part else None
         return Wrong(
-            block.start, block.end, _bits(pairs, layers), said, untouched is not None, of=pairs,
-            altered=altered, unlike=ours and layers is None and not untouched, whose=why.whose,
-            distance=judge.how_far(block) if altered else None,
+            block.start, block.end, differing, said, untouched is not None, of=pairs,
+            altered=rounded and (part == 1 or distance is not None), distance=distance,
+            unlike=ours and layers is None and not untouched, whose=why.whose,
         )  # fmt: skip
     if untouched:
         return Wrong(block.start, block.end, pairs, untouched, unwritten=True)
@@ -464,9 +482,10 @@ class _Judge:
         """Which layers are not what the same tokens computed to, and what is in them; None: it may be all."""
         return self.by_layer.differing(block, self._same_tokens(block))
 
-    def how_far(self, block: Block) -> Distance | None:
-        """... it is from what the same tokens computed to; None where that is not known."""
-        return self._sketches.distance(block, self._same_tokens(block))
+    def how_far(self, block: Block, part: float) -> Distance | None:
+        """... it is from what the same tokens computed to, where this part of its layers differs; None where
+        that is not known."""
+        return self._sketches.distance(block, self._same_tokens(block), part)
 
     def _same_tokens(self, block: Block) -> list[Block]:
         """Blocks with the same tokens up to the end, as they were computed before."""

@@ -33,11 +33,21 @@ class Distance(NamedTuple):
 
     @property
     def far(self) -> bool:
-        """Whether it is not what was computed; few signs are taken for less."""
-        return self.share >= FAR + self.usual**-0.5 or not 1 / TIMES < self.times < TIMES
+        """Whether it is surely not what was computed: few signs say less."""
+        return self.share >= FAR + self.usual**-0.5 or self._of_other_size
+
+    @property
+    def near(self) -> bool:
+        """Whether it surely is that, rounded."""
+        return self.share <= FAR - self.usual**-0.5 and not self._of_other_size
+
+    @property
+    def _of_other_size(self) -> bool:
+        return not 1 / TIMES < self.times < TIMES
 
     def __str__(self) -> str:
-        return f"{self.share * 100:.0f} % of the way to KV of other tokens, {self.times:.2f} times as large"
+        way = f"{self.share * 100:.0f} % of the way to" if self.share < 1 else "no nearer than"
+        return f"{way} KV of other tokens, {self.times:.2f} times as large"
 
 
 def sum_of(found: Iterable[Distance | None]) -> Distance | None:

@@ -6,6 +6,7 @@ blocks of different tokens are apart is measured in the run, and is the unit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -47,13 +48,15 @@ class Sketches:
         differing = [signs.bit_count() for signs in found if signs]
         return median(differing) if len(differing) >= _FEWEST else 0.0
 
-    def distance(self, block: Block, computed: Iterable[Block]) -> Distance | None:
-        """From the nearest of these; None where it is not known."""
+    def distance(self, block: Block, computed: Iterable[Block], part: float) -> Distance | None:
+        """From the nearest of these; None where it is not known. ``part``: of its layers, that differ."""
         own, others = self.of(block), [self.of(one) for one in computed]
-        found = [_distance(own, other, self.usual) for other in others if own and other and self.usual]
+        found = [_distance(own, other, self.usual, part) for other in others if own and other and self.usual]
         return min(found, key=lambda one: one.differing, default=None)
 
 
-def _distance(one: int, other: int, usual: float) -> Distance:
-    times = 2 ** (((one >> SIGNS) - (other >> SIGNS)) / SIZE_STEPS)
-    return Distance(((one ^ other) & _MASK).bit_count(), usual, times)
+def _distance(one: int, other: int, usual: float, part: float) -> Distance:
+    """Each sign is that of a sum over all layers: of two sums it differs by the angle between them."""
+    cosine = 1 - part * (1 - math.cos(math.pi * usual / SIGNS))
+    times = 2 ** (((one >> SIGNS) - (other >> SIGNS)) / SIZE_STEPS / part)
+    return Distance(((one ^ other) & _MASK).bit_count(), SIGNS * math.acos(cosine) / math.pi, times)
