@@ -772,6 +772,7 @@ def test_numbers_that_were_not_rounded_are_no_choice(
     (found,) = (one for one in diagnose(_sketched(tmp_path, change)).findings if one.id.startswith("kv-"))
     assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
     assert any(words in line for line in found.evidence), found.evidence
+    assert ("the type and the scale" in found.remedy[0].lower()) is (found.severity == "fault")
 
 
 def test_one_wrong_load_leaves_rounded_ones_rounded(tmp_path: Path) -> None:

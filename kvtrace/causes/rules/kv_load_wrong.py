@@ -20,6 +20,7 @@ from kvtrace.ledger.contents.compare import (
     TWICE,
     WRONG,
 )
+from kvtrace.ledger.contents.distance import OTHER_TOKENS
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import Grade
 from kvtrace.words import count, listed, of_all, plural
@@ -68,6 +69,11 @@ _BY_WORDS = (
         "make the key of all tokens up to the end of what it names, with the request's cache_salt, its LoRA "
         "adapter and the hashes of its images (mm_features), and read no blocks once their request is over "
         "(keep them until the copy is done: request_finished returns True)",
+    ),
+    (
+        OTHER_TOKENS,
+        "see how what is read becomes KV: the type and the scale that it is read back with, the order of its "
+        "dimensions (K and V, heads, tokens, layers); then into which blocks it goes",
     ),
     (TWICE, "see which block each piece is read from, and to which it is written: one stands for several"),
 )
@@ -121,11 +127,12 @@ def rule(case: Case) -> Results:
         lost = loads.tokens(case, wrong, CAUSE)
         said = " ".join(loads.reasons(wrong, CAUSE))
         what = plural(lost, "token") if lost else "Layers of tokens that another finding counts"
+        of = of_all(len(wrong), len(accepted), "load")
         made_up = all(case.engines[row.engine].connector_name in _FILLS for row in wrong)
         yield loads.finding(
             case,
             CAUSE,
-            f"{what} were loaded with KV that is not theirs ({of_all(len(wrong), len(accepted), 'load')}).",
+            f"{what} were loaded with KV that is not what they compute to ({of}).",
             evidence=[
                 *loads.reasons_and_places(case, wrong, CAUSE),
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "

@@ -9,6 +9,8 @@ from typing import NamedTuple
 FAR = 0.5
 """Of the way to KV of other tokens: a store of eight bits a number goes 0.01 of it, one of two about 0.2, one
 of four with one scale for channels of very different size 0.3."""
+OTHER_TOKENS = "KV of other tokens"
+"""Words of what is said of a distance."""
 TIMES = 2**0.5
 """Numbers that are so much larger, or smaller, are none that were rounded."""
 
@@ -47,7 +49,7 @@ class Distance(NamedTuple):
 
     def __str__(self) -> str:
         way = f"{self.share * 100:.0f} % of the way to" if self.share < 1 else "no nearer than"
-        return f"{way} KV of other tokens, {self.times:.2f} times as large"
+        return f"{way} {OTHER_TOKENS}, {self.times:.2f} times as large"
 
 
 def sum_of(found: Iterable[Distance | None]) -> Distance | None:
