@@ -16,7 +16,7 @@ from kvtrace.agent.state import AGENT
 from kvtrace.trace.rows import SIGNS, SIZE_OFFSET, SIZE_STEPS
 
 _EVERY = 5
-"""No factor of a block's sizes: numbers of all channels, heads and tokens are among these."""
+"""Seldom a factor of a block's sizes: numbers of all channels, heads and tokens are among these."""
 _BUCKETS = 64
 PARTS = _BUCKETS + 1
 """Sums of a block, and how large its numbers are."""
