@@ -8,8 +8,8 @@ work in turn (A B, B A, A B, ...), one block of requests at a time, so that a dr
 machine meets both; the ratio is taken pair by pair. Only ratios are reported: absolute times
 of a shared machine prove nothing.
 
-With `--fingerprints` three traced engines work in turn instead: one without fingerprints of KV, one with a
-number for a block, one with those of single layers beside it. There no budget stops them.
+With `--fingerprints` three traced engines work in turn instead: one without fingerprints of KV, one with
+hashes of blocks and layers, one with a sketch of each block beside them. There no budget stops them.
 
 With `--profile` one traced engine works alone, and the agent's time of a step is told by its parts
 (`scripts/step_parts.py`).
@@ -41,10 +41,8 @@ WARM, FIRST = 3, 20
 watched, with ``--watch full`` as many as its account allows."""
 
 
-LOOKED_AT = 5
-"""Rounds in which the first layer is looked for in what is loaded: of 64 loads, some while it warms up."""
 PARTS = "parts"
-WITHOUT, WHOLE, LAYERS = "without fingerprints", "of blocks", "of blocks and layers"
+WITHOUT, HASHES, SKETCHES = "without fingerprints", "of hashes", "of hashes and sketches"
 BLOCK_TOKENS, LONG_PROMPT = 32, 480
 
 
@@ -53,13 +51,13 @@ def fingerprints(how: str) -> None:
     from kvtrace.agent.budget import BudgetAccount
     from kvtrace.agent.prints.prints import PRINTS
 
-    if not any(PRINTS._sizes) or not any(PRINTS._own) or PRINTS._same is None:
+    if not any(PRINTS._sizes) or not any(PRINTS._own) or PRINTS._signs is None:
         raise SystemExit("this engine takes no fingerprints: nothing to measure")
     PRINTS.account = BudgetAccount("full", 0.0)
     if how == WITHOUT:
         PRINTS._sizes = []
-    if how == WHOLE:
-        PRINTS._own, PRINTS._same = [], None
+    if how == HASHES:
+        PRINTS._signs = None
     for name in ("begins", "plan", "take"):
         setattr(PRINTS, name, clocked(getattr(PRINTS, name)))
 
@@ -159,7 +157,7 @@ def main() -> None:
     OUT.mkdir(parents=True)
     model = make_tiny_model(ROOT / ".cache" / "tiny-model")
     if options.fingerprints:
-        ways = (WITHOUT, WHOLE, LAYERS)
+        ways = (WITHOUT, HASHES, SKETCHES)
         engines = {way: start(way, model, options.batch, options.watch, way) for way in ways}
         report_fingerprints(options, in_turn(engines, options.pairs))
         return
@@ -190,7 +188,7 @@ def report_fingerprints(options: argparse.Namespace, results: dict[str, list[dic
         name: json.loads((OUT / f"run-{name.replace(' ', '-')}" / "report.json").read_text())
         for name in results
     }
-    run = reports[LAYERS]["run"]
+    run = reports[SKETCHES]["run"]
     print(
         f"{'machine':42} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"vLLM {run['vllm']} (CPU build)"
@@ -203,13 +201,12 @@ def report_fingerprints(options: argparse.Namespace, results: dict[str, list[dic
     for name in results:
         tracer = reports[name]["limits"]["tracer"]
         print(f"{'records, ' + name:42} {tracer['records']}, {tracer['spool_bytes']} bytes of spool")
-    for name in (WHOLE, LAYERS):
+    for name in (HASHES, SKETCHES):
         shares = [float(one["taken"]) / float(one["cpu"]) * 100 for one in results[name]]  # type: ignore[arg-type]
         print(f"{'% of the CPU time, ' + name:42} median {quartiles(shares)}")
-    pairs = zip(results[LAYERS], results[WHOLE], strict=True)
+    pairs = zip(results[SKETCHES], results[HASHES], strict=True)
     ratios = [float(one["taken"]) / float(other["taken"]) for one, other in pairs]  # type: ignore[arg-type]
-    for when, part in (("looked at", ratios[:LOOKED_AT]), ("after them", ratios[LOOKED_AT:])):
-        print(f"{'their CPU time, with layers / without':42} loads {when}: median {quartiles(part)}")
+    print(f"{'their CPU time, with sketches / without':42} median {quartiles(ratios)}")
 
 
 def report(options: argparse.Namespace, results: dict[str, list[dict[str, object]]]) -> None:

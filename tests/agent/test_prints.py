@@ -477,3 +477,9 @@ def test_a_failure_ends_the_fingerprints_and_nothing_else(
     monkeypatch.undo()
     engine.step([1])
     assert read(trace) == [] and AGENT._failures == 1
+
+
+def test_what_the_overhead_script_switches_off_is_there() -> None:
+    """scripts/overhead.py and scripts/step_parts.py reach for these in a running engine."""
+    assert {"_sizes", "_own", "_signs", "account"} <= set(vars(Prints()))
+    assert all(callable(getattr(Prints, name)) for name in ("begins", "plan", "take"))
