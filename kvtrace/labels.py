@@ -51,7 +51,7 @@ LABELS: dict[str, str] = {
     "key-mismatch": "not found after an earlier save",
     "lookup-clamped": "found, not taken",
     "load-failed": "the load failed",
-    "load-not-injected": "accepted, never written",
+    "load-not-injected": "accepted, not in the layers",
     "loaded-partly": "accepted, of loads written in part",
     "load-after-use": "used before it arrived",
     "kv-load-wrong": "loaded with wrong KV",

@@ -198,6 +198,7 @@ RULES: tuple[Rule, ...] = (
             ("contents: given back by nobody", "contents.compare:_Judge._nobody_s", _none),
             ("contents: one KV in two places", "contents.compare:_Judge._twice", _none),
             ("contents: another's KV", "contents.compare:_Judge._another_s", _none),
+            ("contents: in a block that was theirs", "contents.compare:_Judge._had_it_before", _false),
             ("contents: changed, and not theirs", "contents.compare:_Judge.is_its_own", _none),
             ("slots: metadata in part, too late", "slots.too_late:TooLate._may_be_named", _false),
         )

@@ -224,10 +224,12 @@ def generated(report: Report) -> str:
     ledger = report["ledger"]["saves"]
     saved = next(words for grades, words in SAVED_WORDS if grade_of(ledger) in grades)
     prompts, of = ledger["prompts"], dict[str, int]()
+    loads = tokens_of(report["ledger"]["loads"], NOT_OBSERVED)
     for name in ledger["accounts"]:
         if name in (SAVED, PENDING, NOT_OBSERVED) or name.startswith("not-saved:"):
             words = saved if name == SAVED else label(name)
-            of[words] = tokens_of(ledger, name) - sum(prompts.get(name, {}).values())
+            others = sum(prompts.get(name, {}).values()) + (loads if name == NOT_OBSERVED else 0)
+            of[words] = max(0, tokens_of(ledger, name) - others)
     found = sorted(((n, words) for words, n in of.items() if round(n)), reverse=True)
     told = [f"{count(n)} {words}" if len(found) > 1 else words for n, words in found]
     return f"{plural(sum(of.values()), 'generated token')}: {', '.join(told)}." if told else ""

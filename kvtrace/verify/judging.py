@@ -25,7 +25,7 @@ _ENDS = {
     LoadEnd.WRONG: "hold other KV than these tokens compute to",
     LoadEnd.ALTERED: "hold other numbers than were computed",
     LoadEnd.USED_BEFORE: "were used before they were loaded",
-    LoadEnd.NOT_WRITTEN: "were accepted and never written",
+    LoadEnd.NOT_WRITTEN: "were accepted and not in the layers when attention ran",
     LoadEnd.PARTLY: "were written in part",
     LoadEnd.FAILED: "failed to load",
     LoadEnd.NOT_FINISHED: "never finished loading",

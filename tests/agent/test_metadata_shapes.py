@@ -418,6 +418,14 @@ def test_a_prompt_in_parts_by_two_places_without_names():
     assert said(Meta(save=items)) == [(A, STORE, 0, 48), (A, STORE, 48, 48)]
 
 
+def test_places_in_a_store_are_no_slots_beside_blocks():
+    """By their numbers they are slots of another block of the request."""
+    places = [ALL[3] * 16 + 3, ALL[3] * 16 + 4]
+    assert not_understood(Meta(save=[(A, places, ALL[:2])]))
+    own = [block * 16 + at for block in ALL[:2] for at in range(16)]
+    assert said(Meta(save=[(A, own, ALL[:2])])) == [(A, STORE, 0, 32)]
+
+
 def test_a_tuple_of_two_ends_of_blocks_says_which_tokens():
     card = record(rid=A, held=ALL, put_span=(16, 48), fetch=None)
     assert said(Meta(cards={A: card})) == [(A, STORE, 16, 32)]

@@ -618,7 +618,7 @@ def test_load_not_injected_with_a_complaint(tmp_path: Path, caught: bool) -> Non
     assert "attn_metadata is None" in words(finding)
     logged = 'See why start_load_kv logged "but the attn_metadata is None" (warning)'
     assert finding.remedy[0].startswith("Mend what raised at c.py:7 in get" if caught else logged)
-    assert "never written into the layers" in diagnosis.verdict
+    assert "not in the layers when attention ran" in diagnosis.verdict
 
 
 def test_load_not_injected_where_other_loads_are(tmp_path: Path) -> None:
@@ -720,7 +720,7 @@ def test_where_a_load_did_not_come(
             if rank not in ranks or layer not in layers:
                 sim.write_kv("b", 0, 96, layers=[layer], rank=rank)
     finding = the(analyse(sim), "load-not-injected")
-    assert finding.headline == f"96 accepted tokens never written into {where}"
+    assert finding.headline == f"96 accepted tokens not in {where} when attention ran"
     assert finding.remedy[0].startswith(remedy)
 
 

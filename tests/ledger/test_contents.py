@@ -253,6 +253,20 @@ def test_kv_from_another_place_of_a_prompt_is_no_short_key(tmp_path: Path) -> No
     assert "(eviction, reuse)" in fault.remedy[0] and "key of all tokens" not in " ".join(fault.remedy[:-1])
 
 
+@pytest.mark.parametrize(("block", "had"), [(21, True), (31, False)])
+def test_kv_of_who_had_the_block_next_was_read_too_late(tmp_path: Path, block: int, had: bool) -> None:
+    """Nobody saw who read it when: what came back tells."""
+    cache = Cache(tmp_path, kv_blocks=64)
+    cache.sim.give("a", [21, 22, 23, 24], flags=int(Flag.FIRST))
+    cache.computes("a", [5, 6, 7, 8])
+    cache.sim.give("x", [33, 32, block, 34], flags=int(Flag.FIRST))
+    run = cache.computes("x", [31, 32, 33, 34], (31, 32, 33, 34)).loads("b", [33, 6, 7, 9]).run()
+    (said,) = (line for line in why(run) if "(x)" in line)
+    assert said.endswith(", in a block of the cache that had been theirs") is had
+    (fault,) = (one for one in diagnose(run).findings if one.id == "kv-load-wrong")
+    assert fault.remedy[0].startswith("Read a block before it is given to others") is had
+
+
 def test_kv_of_ones_own_beginning_is_no_other_prompts(tmp_path: Path) -> None:
     """Who computed it had a shorter prompt, with which this one begins."""
     run = Cache(tmp_path).computes("a", [5, 6], A[:2]).loads("b", [5, 6, 5, 9]).run()
@@ -416,13 +430,14 @@ def test_a_load_that_caught_an_exception_and_has_nothing_failed(
 
 
 def _looked_at(
-    cache: Cache, then: list[int], given: bool = False, request: str = "b", steps: int = 2
+    cache: Cache, then: list[int], given: int | None = None, request: str = "b", steps: int = 2
 ) -> Cache:
-    """Two steps later the request's blocks hold this. ``given``: they are another one's by then."""
+    """Two steps later the request's blocks hold this. ``given``: they are another one's by then, in this KV
+    cache group."""
     for _ in range(steps):
         cache.sim.step()
-    if given:
-        cache.sim.give("z", [21, 22, 23, 24], flags=int(Flag.FIRST))
+    if given is not None:
+        cache.sim.give("z", [21, 22, 23, 24], given, int(Flag.FIRST))
         cache.computes("z", [15, 16, 17, 18], B)
     cache.sim.prints(request, then, kind=Kind.REPRINTS)
     return cache
@@ -452,6 +467,36 @@ def test_a_change_to_what_is_not_its_kv_is_no_late_load(tmp_path: Path) -> None:
     assert any("they hold other KV, which is not theirs either" in line for line in first.evidence)
 
 
+@pytest.mark.parametrize(
+    ("block", "cause", "remedy"),
+    [
+        (21, "kv-load-wrong", "See what came into the store: zeroes come back"),
+        (41, "load-not-injected", "Look at start_load_kv"),
+    ],
+)
+def test_zeroes_in_a_block_that_others_had_were_written(
+    tmp_path: Path, block: int, cause: str, remedy: str
+) -> None:
+    cache = Cache(tmp_path, kv_blocks=64)
+    cache.sim.give("a", [21, 22, 23, 24], flags=int(Flag.FIRST))
+    cache.computes("a", [5, 6, 7, 8])
+    cache.sim.give("b", [block + at for at in range(4)], flags=int(Flag.FIRST))
+    first = diagnose(cache.loads("b", [ZEROES, ZEROES, ZEROES, 9]).run()).findings[0]
+    assert (first.id, first.tokens) == (cause, 3 * BLOCK)
+    assert first.remedy[0].startswith(remedy)
+
+
+def test_a_load_of_unknown_end_is_no_token_computed_here(tmp_path: Path) -> None:
+    """What its blocks hold may be its own, or of before."""
+    cache = Cache(tmp_path, kv_blocks=64).computes("a", [5, 6, 7, 8])
+    cache.sim.give("b", [41, 42, 43, 44], flags=int(Flag.FIRST))
+    run = cache.loads("b", [ZEROES, 77, 78, 9]).run()
+    assert run.loads.accounts[LoadEnd.NOT_OBSERVED] == 2 * BLOCK * LAYERS
+    saves = diagnose(run).saves
+    assert sum(sum(of.values()) for of in saves.prompts.values()) == (4 + 1) * BLOCK
+    assert saves.tokens["not-observed"] == 3 * BLOCK, "they are tokens of the run, all the same"
+
+
 def test_a_block_that_stays_as_it_was_says_for_how_long(tmp_path: Path) -> None:
     run = _looked_at(_nothing_yet(tmp_path), [ZEROES, ZEROES, ZEROES]).run()
     assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS
@@ -460,8 +505,10 @@ def test_a_block_that_stays_as_it_was_says_for_how_long(tmp_path: Path) -> None:
     assert any("2 steps later they still do" in line for line in first.evidence)
 
 
-def test_a_block_given_to_another_request_since_says_nothing(tmp_path: Path) -> None:
-    run = _looked_at(_nothing_yet(tmp_path), [5, 6, 7], given=True).run()
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_block_given_to_another_request_since_says_nothing(tmp_path: Path, group: int) -> None:
+    """Of whatever KV cache group: they share their blocks."""
+    run = _looked_at(_nothing_yet(tmp_path), [5, 6, 7], given=group).run()
     assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS
 
 

@@ -77,7 +77,8 @@ def test_what_the_kv_is_has_its_own_remedy(
 ) -> None:
     diagnosis = diagnose(loads(cache(tmp_path), prints, numbers))
     (found,) = (one for one in diagnosis.findings if one.id == "kv-load-wrong")
-    assert found.remedy[0].startswith(remedy) and found.remedy[-1].startswith("Check the key")
+    assert found.remedy[0].startswith(remedy) and found.remedy[-2].startswith("Check the key")
+    assert found.remedy[-1].startswith("Where native code writes"), "no write was watched"
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -381,7 +381,8 @@ def test_generated_tokens_are_called_stored_where_that_was_seen(grades: dict[str
     """Of 100 saved ones in 4 layers 70 are of prompts."""
     prompts = {"proved": 70} if "proved" in grades else {"read": 70}
     saves = {"accounts": {"saved": 400}, "tokens": {"saved": 100.0}, "grades": {"saved": grades}}
-    report: Any = {"ledger": {"saves": {**saves, "pairs": 4, "prompts": {"saved": prompts}}}}
+    loads = {"accounts": {}, "tokens": {}, "pairs": 4}
+    report: Any = {"ledger": {"saves": {**saves, "pairs": 4, "prompts": {"saved": prompts}}, "loads": loads}}
     assert answers.generated(report) == words
 
 

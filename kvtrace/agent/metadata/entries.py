@@ -263,6 +263,8 @@ class Resolver:
             raise Unclear(next(listed.name for listed, ways in read if len(ways) > 1))
         found = [(listed, ways[0]) for listed, ways in read]
         named = [one for one in found if words.read(one[0].name).unit]  # any number may be a slot's by chance
+        if not named and self._disagree([way for _, way in found]):
+            raise Unclear(lists[0].name)
         for unit in (SLOT, BLOCK, TOKEN):
             of_unit = [one for one in named or found if one[1].unit == unit]
             if of_unit:
@@ -292,6 +294,15 @@ class Resolver:
             ranges = _clip(ranges, left)
         said = max((value for _, value in more), default=0)
         return unit, ranges, said if len(ranges) == 1 and said else int(left is not None or bool(bounds))
+
+    def _disagree(self, ways: Iterable[Reading]) -> bool:
+        """Whether one list may be slots, and another blocks that do not hold them to within one: the first
+        may be places in the store."""
+        of = {way.unit: way.hull for way in ways}
+        slots, blocks = of.get(SLOT), of.get(BLOCK)
+        if slots is None or blocks is None:
+            return False
+        return not all(0 <= off <= self._slack() for off in (slots[0] - blocks[0], blocks[1] - slots[1]))
 
     def _no_cuts(self, lists: list[Listed], found: list[tuple[Listed, Reading]]) -> None:
         """A list of positions or counts beside the others: which of them it means is not known.

@@ -320,6 +320,15 @@ _CAUGHT = (
     "Mend what raised at {}: {}; what can't be loaded is to be reported (get_block_ids_with_load_errors), "
     "not passed over."
 )
+_TOLD_EARLY = "In get_finished, name a load only once its last slot is written, in every layer."
+_BY_ADDRESS = (
+    "Where native code writes, compare the base address, strides (in bytes) and number of blocks that "
+    "it was given for each layer, of every KV cache group, with those of the registered tensor."
+)
+_STORED_SO = (
+    "See what the store holds for these tokens: zeroes, as nothing came into it, or what these blocks held "
+    "when it read them (after they went to another request, or of a table from before a preemption)."
+)
 OF_ITS_GROUP = (
     "Give each layer the blocks of its own KV cache group: the block ids are a list for each group, and "
     "those of the first are no other's."
@@ -368,8 +377,20 @@ def remedy(case: Case, rows: Sequence[LoadOf], cause: Cause, of_cause: Sequence[
         *([_NOT_THEIRS] if reported else []),
         *(told_itself(case, said) or _ended(case, rows)),
         *(one for one, holds in pointed_at.items() if holds),
-        *(of_cause or [cause.remedy]),
+        *where_unseen(rows, of_cause or [cause.remedy], [_STORED_SO]),
     ]
+
+
+def where_unseen(rows: Sequence[LoadOf], always: Sequence[str], unseen: Sequence[str] = ()) -> list[str]:
+    """Remedies, with others where no write of these loads was watched: something behind the load hooks may be
+    what writes. ``unseen``: also then."""
+    if any(row.measured for row in rows):
+        return [*always]
+    return [*told_early(rows), *always, *unseen, _BY_ADDRESS]
+
+
+def told_early(rows: Iterable[LoadOf]) -> list[str]:
+    return [_TOLD_EARLY] if all(row.asynchronous for row in rows) else []
 
 
 def of_several_groups(case: Case, rows: Iterable[LoadOf | CaseRequest]) -> bool:

@@ -8,14 +8,16 @@ from typing import NamedTuple
 from kvtrace.causes.diagnosis import Finding, RuledOut
 from kvtrace.causes.evidence import loads, unlike
 from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Results
-from kvtrace.causes.rules import kv_misplaced, kv_stale, load_after_use
+from kvtrace.causes.rules import kv_misplaced, kv_stale
 from kvtrace.ledger.contents.by_layer import OF_LAYER, OF_RANK
 from kvtrace.ledger.contents.compare import (
     ALTERED,
     ANOTHER_PROMPT,
     ELSEWHERE,
     EQUAL,
+    HAD_IT_BEFORE,
     NOT_COMPARED,
+    NOTHING_BUT_ZEROES,
     SAME_PROMPT,
     TWICE,
     WRONG,
@@ -51,6 +53,11 @@ CAUSE = Cause(
 
 
 _BY_WORDS = (
+    (
+        NOTHING_BUT_ZEROES,
+        "see what came into the store: zeroes come back where nothing did (a put that failed or was dropped, "
+        "and nobody looked; memory that was reserved and not filled)",
+    ),
     (OF_RANK, "give each rank a place of its own: the rank belongs into the key, or the file's name"),
     (OF_LAYER, "store and load each layer under its own name, not by its place in a group or in a list"),
     (
@@ -78,6 +85,12 @@ _BY_WORDS = (
     (TWICE, "see which block each piece is read from, and to which it is written: one stands for several"),
 )
 """What the fingerprints say in these words has its own remedy."""
+_READ_TOO_LATE = (
+    "read a block before it is given to others: keep it until its copy is done (request_finished returns "
+    "True, then get_finished names the save once its last byte is read; after a preemption, too); and make "
+    "no name in the store of a block id"
+)
+_OF_OTHERS = SAME_PROMPT, ANOTHER_PROMPT, ELSEWHERE
 _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
     "prompt's first one: the first num_computed_tokens of the lookup stand in the GPU's prefix cache"
@@ -139,7 +152,7 @@ def rule(case: Case) -> Results:
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
             ],
             severity=LIMIT if made_up else CAUSE.severity,
-            remedy=[_MADE_UP] if made_up else [*_remedies(case, said, wrong, lost), CAUSE.remedy],
+            remedy=[_MADE_UP] if made_up else _remedies(case, said, wrong, lost),
             headline="loaded KV is not what its tokens compute to",
         )
     elif case.run.across_salts:
@@ -193,9 +206,10 @@ def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int) -> list
     if own and any(not preempted.isdisjoint(common.get(row.request, ())) for row in wrong):
         where.append(kv_misplaced.PREEMPTED)
     told = [remedy for words, remedy in _BY_WORDS if words in said]
-    untold = all(row.asynchronous and not row.measured for row in wrong)  # else the writes were seen, in time
-    later = [load_after_use.TOLD_EARLY] if untold else []
-    return first or where + list(dict.fromkeys(told)) + later
+    of_others = [line for line in loads.reasons(wrong, CAUSE) if any(words in line for words in _OF_OTHERS)]
+    if of_others and all(HAD_IT_BEFORE in line for line in of_others):
+        told.insert(0, _READ_TOO_LATE)
+    return [*first, CAUSE.remedy] if first else where + told + loads.where_unseen(wrong, [CAUSE.remedy])
 
 
 def stored_so(case: Case, lost: int) -> list[str]:

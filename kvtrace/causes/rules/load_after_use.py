@@ -33,7 +33,6 @@ CAUSE = Cause(
 )
 
 
-TOLD_EARLY = "In get_finished, name a load only once its last slot is written, in every layer."
 _WRITTEN_LATE = frozenset({TOO_LATE, WRITTEN_AFTER_USE})
 _WAITED_TOO_SHORT = (
     "Let wait_for_layer_load return only once its own layer is written (or start_load_kv, once all are): "
@@ -72,8 +71,8 @@ def rule(case: Case) -> Results:
 
 
 def _remedy(early: list[LoadOf]) -> list[str]:
-    if all(row.asynchronous for row in early):
-        return [TOLD_EARLY]
+    if told := loads.told_early(early):
+        return told
     reasons = [frozenset(row.reasons.get(LoadEnd.USED_BEFORE, ())) for row in early]
     return [
         *([_A_STEP_TOO_LATE] if any(STEPS_LATER in said for said in reasons) else []),

@@ -1,4 +1,4 @@
-"""load-not-injected: accepted, and not written into the layers."""
+"""load-not-injected: accepted, and not in the layers when attention ran."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ CAUSE = Cause(
     ledger=LOADS,
     wrong_data=True,
     meaning=(
-        "Accepted, and not written into the layers, or into some: attention ran over KV that was not there. "
-        "The answer is "
-        "wrong, and no error says so."
+        "Accepted, and not in the layers, or in some, when attention ran: it used what was there. The answer "
+        "is wrong, and no error says so."
     ),
     seen_as=(
         "A step with loads in which the watched load hooks wrote 0 slots, and either wrote in other steps "
@@ -36,9 +35,10 @@ CAUSE = Cause(
         "connector. Hooks that leave the writing to threads or native code are not judged by that. Or the "
         "load read the very slots that it was to fill, in whatever thread, wrote none of them, and has no "
         "way to write that can't be followed: what it filled is a copy. Or, by the fingerprints, whoever was "
-        "to write: the blocks hold zeroes, in all layers or in some that compute to more, or what the same "
-        "blocks of the cache held for other positions before, no write was seen, and they still held it when "
-        "they were looked at some steps later, where that could be done, or other KV that is not theirs. Or, "
+        "to write: the blocks hold zeroes, in all layers or in some that compute to more, and none of the "
+        "load is known to have held anything before, or they hold what the same blocks of the cache held for "
+        "other positions before, no write was seen, and they still held it when they were looked at some "
+        "steps later, where that could be done, or other KV that is not theirs. Or, "
         "likewise, some layers of the blocks do, and a layer below them does not, though the block had other "
         "tokens before: that layer was left out. Or a request that was let in anew after a preemption, with "
         "tokens accepted from the connector: none of their slots, or not all, were written."
@@ -67,10 +67,10 @@ def rule(case: Case) -> Results:
         yield loads.finding(
             case,
             CAUSE,
-            f"{what} never reached {where} "
-            f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
+            f"{what} had not reached {where} when attention ran "
+            f"({of_all(len(lost), len(accepted), 'load')}): it used what was there.",
             evidence=[*loads.reasons_and_places(case, lost, CAUSE), *_resumed(case)],
-            headline=f"{short} never written into {where}",
+            headline=f"{short} not in {where} when attention ran",
             remedy=loads.remedy(case, lost, CAUSE, _where_others_came(case, accepted)),
         )
         return

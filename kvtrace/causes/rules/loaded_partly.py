@@ -35,10 +35,10 @@ def rule(case: Case) -> Results:
         yield loads.finding(
             case,
             CAUSE,
-            f"{count(tokens)} of {plural(promised, 'accepted token')} did not reach {where} "
-            f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
+            f"{count(tokens)} of {plural(promised, 'accepted token')} had not reached {where} when attention "
+            f"ran ({of_all(len(lost), len(accepted), 'load')}): it used what was there.",
             evidence=loads.reasons_and_places(case, lost, CAUSE),
-            headline=f"{plural(tokens, 'accepted token')} never written into {where}",
+            headline=f"{plural(tokens, 'accepted token')} not in {where} when attention ran",
             remedy=loads.remedy(case, lost, CAUSE),
         )
         return

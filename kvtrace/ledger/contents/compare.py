@@ -125,6 +125,9 @@ SAME_PROMPT, ANOTHER_PROMPT, ELSEWHERE, TWICE = (
     "hold the same KV as the tokens from",
 )
 """Words of what is said of blocks that hold other tokens' KV."""
+NOTHING_BUT_ZEROES = "nothing but zeroes, and not what they computed to"
+HAD_IT_BEFORE = "in a block of the cache that had been theirs"
+"""It was read there too late, or is named by that block in the store."""
 EQUAL, WRONG, NOT_COMPARED = "equal", "wrong", "not compared"
 ALTERED = "altered"
 
@@ -148,7 +151,7 @@ def compare(
     salted: dict[int, list[Interval]] = defaultdict(list)
     from_apart: dict[int, list[Interval]] = defaultdict(list)
     shapes = dict.fromkeys(one.shape for one in workers)
-    judges = {shape: _Judge(shape, workers, requests, prefixes) for shape in shapes}
+    judges = {shape: _Judge(shape, workers, requests, prefixes, places) for shape in shapes}
     for judge in judges.values():
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
@@ -363,11 +366,17 @@ class _Judge:
     """The blocks of all workers of one shape."""
 
     def __init__(
-        self, shape: Shape, every: Sequence[Printed], requests: Sequence[Request], prefixes: _Prefixes
+        self,
+        shape: Shape,
+        every: Sequence[Printed],
+        requests: Sequence[Request],
+        prefixes: _Prefixes,
+        places: Places,
     ) -> None:
         workers = [one for one in every if one.shape == shape]
         others = [one for one in every if one.shape != shape and one.shape[1:3] == shape[1:3]]
         self._workers, self._requests, self._prefixes = workers, requests, prefixes
+        self._places, self._groups = places, {one.engine: one.group for one in workers}
         first = min((number for one in every for number in numbered(one.shape.layers)), default=0)
         # of a pipeline's ranks one may have no layer of a group
         self._telling = max(numbered(shape.layers), default=first) > first
@@ -525,8 +534,26 @@ class _Judge:
             whose = SAME_PROMPT if one.row == block.row or same or begins else other
             of_whom = f"tokens {one.start}-{one.end} of {whose}"
             said = f"tokens {block.start}-{block.end} hold what {of_whom} computed to"
+            if self._had_it_before(block, one):
+                said += f", {HAD_IT_BEFORE}"
             return _Why(said, whose=((one.row, self.pairs_of(one.row)), (one.start, one.end)))
         return None
+
+    def _had_it_before(self, block: Block, other: Block) -> bool:
+        """Whether another's KV was computed in a block of the cache that held the tokens of ``block``
+        before."""
+        at = self._place(other)
+        return at != 0 and any(
+            self._requests[one.row].engine == self._requests[other.row].engine
+            and one.step < other.step
+            and self._place(one) == at
+            for one in self._same_tokens(block)
+        )
+
+    def _place(self, block: Block) -> int:
+        """The block of the KV cache that it was; 0 not known."""
+        group = self._groups[self._requests[block.row].engine]
+        return self._places.block(block.row, group, block.start // (block.end - block.start), block.step)
 
     def _twice(self, block: Block) -> _Why | None:
         first = self._in_step[block.row, block.step, block.value]
@@ -552,7 +579,8 @@ class _Judge:
         if not any(_was_not_there(self._requests[row], block.end, loaded) for row in known):
             return None
         earlier = self._requests[known[0]].id
-        return f"tokens {block.start}-{block.end} are not what they computed to in request {earlier}"
+        hold = f"hold {NOTHING_BUT_ZEROES}" if block.value == ZEROES else "are not what they computed to"
+        return f"tokens {block.start}-{block.end} {hold} in request {earlier}"
 
 
 def _was_not_there(request: Request, end: int, loaded: Request) -> bool:

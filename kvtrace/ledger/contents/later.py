@@ -56,7 +56,7 @@ def held_later(
             if first is None or block.origin is not Origin.LOADED or block.step < first.step:
                 continue
             at = places.block(block.row, one.group, block.start // size, first.step)
-            if at and not places.given_since(at, one.group, first.step, block.step):
+            if at and not places.given_since(at, first.step, block.step):
                 key = one.pairs, block.row, block.start
                 before = found.get(key)
                 changed = block.value != first.value

@@ -31,14 +31,13 @@ class Places:
 
     def __init__(self, given: Iterable[Given]) -> None:
         self._runs: dict[tuple[int, int], list[Run]] = defaultdict(list)
-        self._of_group: dict[int, list[Run]] = defaultdict(list)
+        self._every: list[Run] = []
         for one in given:
             record: rows.BlocksGiven = one.record
             run = record.step, record.first, record.block, record.count
             self._runs[one.row, record.group].append(run)
-            self._of_group[record.group].append(run)
-        for runs in self._of_group.values():
-            runs.sort()
+            self._every.append(run)
+        self._every.sort()
 
     def block(self, row: int, group: int, place: int, step: int) -> int:
         """At the end of ``step``; 0 where that is not known."""
@@ -47,13 +46,13 @@ class Places:
                 return block + (place - first if count > 0 else first - place)
         return 0
 
-    def given_since(self, block: int, group: int, since: int, until: int) -> bool:
-        """Whether a block was given to anyone in a step after ``since``, up to ``until``."""
-        runs = self._of_group.get(group, [])
-        first, last = (bisect_left(runs, (step + 1,)) for step in (since, until))
+    def given_since(self, block: int, since: int, until: int) -> bool:
+        """Whether a block was given to anyone in a step after ``since``, up to ``until``, for any KV cache
+        group: they share one pool (vllm/v1/core/kv_cache_coordinator.py, 0.32.0)."""
+        first, last = (bisect_left(self._every, (step + 1,)) for step in (since, until))
         return any(
             min(own, own + count + 1) <= block <= max(own, own + count - 1)
-            for _, _, own, count in runs[first:last]
+            for _, _, own, count in self._every[first:last]
         )
 
 
@@ -61,36 +60,42 @@ def unwritten_blocks(
     printed: Sequence[Printed], places: Places, written: Written
 ) -> dict[tuple[int, Block], str]:
     """Loaded blocks, with the pairs of their workers, that nothing was written into, and what shows it: they
-    hold zeroes, as a KV cache does before it is used, or what the same block of the cache held for other
-    positions.
+    hold zeroes, and none of the load is known to have held anything else, or what the same block of the cache
+    held for other positions.
     """
     found: dict[tuple[int, Block], str] = {}
     for one in printed:
         if not one.whole:
             continue  # what lies outside of a window need not be loaded
         zeroes = any(block.value == ZEROES and block.origin is Origin.COMPUTED for block in one.blocks)
-        for block, before in _held_before(one, places):
+        every = list(_held_before(one, places))
+        zeroed = {block.row for block, _, used in every if used and block.value == ZEROES}
+        for block, before, _ in every:
             if pairs_written(written, block.row, block.start, block.end):
                 continue
             what = f"tokens {block.start}-{block.end} hold"
             if block.value == ZEROES:
-                if not zeroes:
+                if not zeroes and block.row not in zeroed:
                     found[one.pairs, block] = f"{what} nothing but zeroes"
             elif before and block.start not in before:
                 found[one.pairs, block] = f"{what} what their block held for the tokens from {min(before)} on"
     return found
 
 
-def _held_before(one: Printed, places: Places) -> Iterator[tuple[Block, Set[int]]]:
-    """Each loaded block, with the begins of all that held the same in the same block of the cache before."""
+def _held_before(one: Printed, places: Places) -> Iterator[tuple[Block, Set[int], bool]]:
+    """Each loaded block, with the begins of all that held the same in the same block of the cache before, and
+    whether that held any KV."""
     held: dict[tuple[int, int], set[int]] = defaultdict(set)
+    used = set[int]()
     size = max(1, one.shape.block_size)
     for block in sorted(one.blocks, key=lambda block: block.step):
         at = places.block(block.row, one.group, block.start // size, block.step)
         if block.origin is Origin.LOADED:
-            yield block, held[at, block.value]
+            yield block, frozenset(held[at, block.value]), at in used
         if at:
             held[at, block.value].add(block.start)
+            if block.value != ZEROES:
+                used.add(at)
 
 
 def pairs_written(written: Written, row: int, start: int, end: int) -> int:
@@ -105,4 +110,4 @@ def pairs_written(written: Written, row: int, start: int, end: int) -> int:
 def remaining(printed: Sequence[Printed], places: Places) -> set[tuple[int, Block]]:
     """Loaded blocks, with the pairs of their workers, whose content stood in the same block of the cache
     before: it is what it should be also where nothing was loaded."""
-    return {(one.pairs, block) for one in printed for block, before in _held_before(one, places) if before}
+    return {(one.pairs, block) for one in printed for block, before, _ in _held_before(one, places) if before}

@@ -86,8 +86,8 @@ _NOT_THERE = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY)
 """Ends that say that nothing was written: it was, where the content is there all the same."""
 _NOT_OBSERVED = LoadOutcome(LoadEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, here=False)
 _LEFT = (
-    "no write was seen, and their blocks hold what the same blocks held before: nothing was written, "
-    "or it came too late"
+    "no write was seen, and their blocks hold what the same blocks held before: nothing was written, it came "
+    "too late, or the store gave the same"
 )
 TOO_LATE = "its slots were written after its attention had begun"
 STEPS_LATER = "its slots were written in a later step than the one that used them"

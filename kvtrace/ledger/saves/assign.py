@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
-from kvtrace.ledger.intervals import intersect, length, subtract
+from kvtrace.ledger.intervals import Interval, intersect, length, subtract
 from kvtrace.ledger.loads.outcome import Arrived
 from kvtrace.ledger.requests import Request, by_engine
 from kvtrace.ledger.run import Engine, LostSpan, OfferedEntry, OutcomeAmount, Span, Trust
@@ -204,7 +204,7 @@ class _OfRequest:
             for part in one.segments:
                 if part.outcome.name != NOT_SAVED:
                     amounts[part.outcome] += (part.end - part.start) * one.pairs
-                    prompts[part.outcome] += self._of_prompt(part.start, part.end) * one.pairs
+                    prompts[part.outcome] += self._here(part.outcome, [(part.start, part.end)]) * one.pairs
         return self._rows(amounts, prompts)
 
     def whole(self) -> list[OutcomeAmount]:
@@ -223,7 +223,7 @@ class _OfRequest:
             for one, of in ((outcome, subtract([(start, end)], again)), (IN_GPU_CACHE, again)):
                 if of:
                     tokens[one] += length(of)
-                    prompts[one] += sum(self._of_prompt(*part) for part in of)
+                    prompts[one] += self._here(one, of)
         return self._rows(tokens, prompts)
 
     def kept(self) -> Array:
@@ -236,6 +236,14 @@ class _OfRequest:
             for one in self._classes
         ]
         return np.array(kept, dtype=np.int64)[self._class_of]
+
+    def _here(self, outcome: Outcome, parts: list[Interval]) -> int:
+        """Prompt tokens, without those that the connector was to bring, where it is not known whether it did:
+        nobody computed them here."""
+        if outcome.name == NOT_OBSERVED:
+            reuse = self._way.reuse
+            parts = subtract(parts, subtract(reuse.external, reuse.computed))
+        return sum(self._of_prompt(*part) for part in parts)
 
     def _of_prompt(self, start: int, end: int) -> int:
         return max(0, min(end, self._request.prompt) - start)
