@@ -378,7 +378,7 @@ def test_a_shared_beginning_that_is_not_there(tmp_path: Path) -> None:
     """Why nothing is ever found is what its user wants to know; that it was saved makes it a question."""
     finding = the(share_a_beginning(tmp_path, 32), "lookup-miss")
     assert (finding.severity, finding.tokens, finding.requests) == (LIMIT, 96, 1)
-    assert "1 prompt like one whose save was over: b in 96 tokens like a" in words(finding)
+    assert "1 prompt like an earlier one that was over by then: b in 96 tokens like a" in words(finding)
 
 
 def test_no_hit_is_expected_within_a_unit(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_a_miss_says_nothing_of_earlier_saves_in_its_title(tmp_path: Path) -> No
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt(name, 64, digest=1) for name in "ab"], Rounding(32).policy())
     finding = the(analyse(sim), "lookup-miss")
-    assert "1 prompt like one whose save was over" in words(finding)
+    assert "1 prompt like an earlier one that was over by then" in words(finding)
     assert "no earlier save" not in finding.title and "after an earlier save" in finding.title
 
 

@@ -212,7 +212,7 @@ def _repeated(repeated: list[LoadOf], before: Mapping[int, loads.KeptBefore]) ->
     if before:
         most = max(before.values(), key=lambda one: one.tokens)
         evidence.append(
-            f"{plural(len(before), 'prompt')} like one whose save was over: {most.row.id} in "
+            f"{plural(len(before), 'prompt')} like an earlier one that was over by then: {most.row.id} in "
             f"{count(most.tokens)} tokens like {most.by.id}"
         )
     return evidence
