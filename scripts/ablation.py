@@ -190,6 +190,7 @@ RULES: tuple[Rule, ...] = (
             ),
             ("contents: the same KV before", "contents.compare:remaining", lambda *_: set()),
             ("contents: unwritten blocks", "contents.compare:unwritten_blocks", _no_table),
+            ("contents: zeroes that were written", "contents.unwritten:_zeroed", lambda *_: set()),
             ("contents: looked at later", "contents.compare:held_later", _no_table),
             ("contents: altered alike", "contents.compare:_altered", _none),
             ("contents: how far numbers are", "contents.compare:_far", lambda *_: set()),

@@ -138,7 +138,6 @@ def rule(case: Case) -> Results:
     compared = f"{of_all(equal, equal + unequal + unknown + altered, 'loaded block')}"
     if wrong:
         lost = loads.tokens(case, wrong, CAUSE)
-        said = " ".join(loads.reasons(wrong, CAUSE))
         what = plural(lost, "token") if lost else "Layers of tokens that another finding counts"
         of = of_all(len(wrong), len(accepted), "load")
         made_up = all(case.engines[row.engine].connector_name in _FILLS for row in wrong)
@@ -152,7 +151,7 @@ def rule(case: Case) -> Results:
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
             ],
             severity=LIMIT if made_up else CAUSE.severity,
-            remedy=[_MADE_UP] if made_up else _remedies(case, said, wrong, lost),
+            remedy=[_MADE_UP] if made_up else _remedies(case, wrong, lost),
             headline="loaded KV is not what its tokens compute to",
         )
     elif case.run.across_salts:
@@ -196,9 +195,10 @@ def _question(case: Case, found: Mapping[int, int], asked: _Question) -> Finding
     )
 
 
-def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int) -> list[str]:
+def _remedies(case: Case, wrong: Sequence[LoadOf], lost: int) -> list[str]:
     """``lost``: tokens that the loads brought wrong."""
-    first = stored_so(case, lost)
+    first, reasons = stored_so(case, lost), loads.reasons(wrong, CAUSE)
+    said = " ".join(reasons)
     where = [_BEHIND] if (unlike.BEHIND_HIT, True) in loads.what_fails(case, [*wrong]) else []
     common = case.run.in_common
     preempted = {at for one in case.requests if one.preemptions for at in common.get(one.row, ())}
@@ -206,7 +206,7 @@ def _remedies(case: Case, said: str, wrong: Sequence[LoadOf], lost: int) -> list
     if own and any(not preempted.isdisjoint(common.get(row.request, ())) for row in wrong):
         where.append(kv_misplaced.PREEMPTED)
     told = [remedy for words, remedy in _BY_WORDS if words in said]
-    of_others = [line for line in loads.reasons(wrong, CAUSE) if any(words in line for words in _OF_OTHERS)]
+    of_others = [line for line in reasons if any(words in line for words in _OF_OTHERS)]
     if of_others and all(HAD_IT_BEFORE in line for line in of_others):
         told.insert(0, _READ_TOO_LATE)
     return [*first, CAUSE.remedy] if first else where + told + loads.where_unseen(wrong, [CAUSE.remedy])

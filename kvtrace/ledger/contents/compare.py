@@ -552,8 +552,7 @@ class _Judge:
 
     def _place(self, block: Block) -> int:
         """The block of the KV cache that it was; 0 not known."""
-        group = self._groups[self._requests[block.row].engine]
-        return self._places.block(block.row, group, block.start // (block.end - block.start), block.step)
+        return self._places.of(block, self._groups[self._requests[block.row].engine])
 
     def _twice(self, block: Block) -> _Why | None:
         first = self._in_step[block.row, block.step, block.value]

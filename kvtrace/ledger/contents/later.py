@@ -50,12 +50,11 @@ def held_later(
         if not one.later:
             continue
         used = {(b.row, b.start): b for b in one.blocks if b.origin is Origin.LOADED}
-        size = max(1, one.shape.block_size)
         for block in one.later:
             first = used.get((block.row, block.start))
             if first is None or block.origin is not Origin.LOADED or block.step < first.step:
                 continue
-            at = places.block(block.row, one.group, block.start // size, first.step)
+            at = places.of(first, one.group)
             if at and not places.given_since(at, first.step, block.step):
                 key = one.pairs, block.row, block.start
                 before = found.get(key)

@@ -39,10 +39,11 @@ class Places:
             self._every.append(run)
         self._every.sort()
 
-    def block(self, row: int, group: int, place: int, step: int) -> int:
-        """At the end of ``step``; 0 where that is not known."""
-        for since, first, block, count in reversed(self._runs.get((row, group), ())):
-            if since <= step and first <= place < first + abs(count):
+    def of(self, one: Block, group: int) -> int:
+        """The block of the cache that it was at the end of its step; 0 where that is not known."""
+        place = one.start // (one.end - one.start)
+        for since, first, block, count in reversed(self._runs.get((one.row, group), ())):
+            if since <= one.step and first <= place < first + abs(count):
                 return block + (place - first if count > 0 else first - place)
         return 0
 
@@ -69,7 +70,7 @@ def unwritten_blocks(
             continue  # what lies outside of a window need not be loaded
         zeroes = any(block.value == ZEROES and block.origin is Origin.COMPUTED for block in one.blocks)
         every = list(_held_before(one, places))
-        zeroed = {block.row for block, _, used in every if used and block.value == ZEROES}
+        zeroed = _zeroed(every)
         for block, before, _ in every:
             if pairs_written(written, block.row, block.start, block.end):
                 continue
@@ -82,14 +83,18 @@ def unwritten_blocks(
     return found
 
 
+def _zeroed(every: Iterable[tuple[Block, Set[int], bool]]) -> set[int]:
+    """The requests whose loads put zeroes where something else had been."""
+    return {block.row for block, _, used in every if used and block.value == ZEROES}
+
+
 def _held_before(one: Printed, places: Places) -> Iterator[tuple[Block, Set[int], bool]]:
     """Each loaded block, with the begins of all that held the same in the same block of the cache before, and
     whether that held any KV."""
     held: dict[tuple[int, int], set[int]] = defaultdict(set)
     used = set[int]()
-    size = max(1, one.shape.block_size)
     for block in sorted(one.blocks, key=lambda block: block.step):
-        at = places.block(block.row, one.group, block.start // size, block.step)
+        at = places.of(block, one.group)
         if block.origin is Origin.LOADED:
             yield block, frozenset(held[at, block.value]), at in used
         if at:
