@@ -131,6 +131,7 @@ def _nobody_s_name(_: Any, why: Any) -> Any:
     return why and why._replace(whose=None)
 
 
+_ENDS = property(lambda request: request.last_step)
 _LEDGER = "kvtrace.ledger"
 _RULES = "kvtrace.causes.rules"
 _CALLS, _ANOTHER_S = (
@@ -160,6 +161,7 @@ RULES: tuple[Rule, ...] = (
             ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),
             ("saves: reads of requests that are over", "requests:Request.gave_back", _false),
             ("saves: copies that come later", "saves.calls:WorkerCalls._lag", 0),
+            ("saves: metadata behind its end", "requests:Request.named_until", _ENDS),
             ("saves: windows", "saves.pairs:windows_of", _no_table),
             ("saves: ranks in one file", "saves.pairs:overwritten_by_rank", _no_files),
             ("saves: overwritten by other prompts", "saves.files:_apart", _false),

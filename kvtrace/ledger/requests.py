@@ -120,6 +120,12 @@ class Request:
     grown: tuple[PromptGrowth, ...] = ()  # of a streaming session, its later parts
     unread: bool = False  # what the metadata of the step that completed its prompt names of it is not known
 
+    @property
+    def named_until(self) -> int:
+        """The last step whose metadata is taken to name it: workers are told of its end in the step behind
+        it (``SchedulerOutput.finished_req_ids``), and a connector may say then what is to be stored."""
+        return self.last_step + 1 if self.last_step else 0
+
     def gave_back(self, step: int) -> bool:
         """Whether it was over before a step, and no asynchronous save held its blocks: what is read in them
         may be read for whoever else had them, or will have them."""

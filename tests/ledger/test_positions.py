@@ -386,6 +386,21 @@ def test_decode_tokens_under_metadata_that_is_not_understood(
 
 
 @pytest.mark.parametrize(
+    ("unreadable", "fate"), [(1, UNSEEN), (2, NOT_OFFERED_DECLARED)], ids=["of its end", "of the step after"]
+)
+def test_metadata_not_understood_behind_its_end(tmp_path: Path, unreadable: int, fate: str) -> None:
+    """Workers are told of a request's end in the step behind its last one: metadata may name it then."""
+    sim = cache(tmp_path)
+    witness(sim)
+    sim.watching = 0
+    prefill(sim, "a", 0, 32)
+    sim.finish("a", 32)
+    for step in (1, 2):
+        sim.step([], tokens=1, unreadable=step == unreadable)
+    assert alike(sim) == {(0, 32): fate}
+
+
+@pytest.mark.parametrize(
     ("named", "fates"),
     [(32, {(0, 32): "local-hit READ", (32, 64): SAVED}), (0, {(0, 64): SAVED})],
     ids=["though another request's store read it", "unless it is named and read for this one, too"],
@@ -925,8 +940,8 @@ def test_reads_that_come_too_late_say_how_late_copies_come(tmp_path: Path, steps
 @pytest.mark.parametrize("said", ["named", "unreadable", ""])
 @pytest.mark.parametrize("in_time", [True, False])
 def test_a_thread_that_reads_blocks_of_another(tmp_path: Path, said: str, in_time: bool) -> None:
-    """The work is known to be for the step that asked for it: for what the blocks held then. Whoever was not
-    named, or was read in time, is missed by nobody."""
+    """The work is known to be for the step that asked for it: for what the blocks held then. Whoever was read
+    in time is missed by nobody; of who was not named nobody knows, as the worker decides what it reads."""
     sim = cache(tmp_path, kv_blocks=4)
     stores = [entry("a", 0, 32)] if said == "named" else []
     asked = prefill(sim, "a", 0, 48, stores, unreadable=said == "unreadable")
@@ -938,7 +953,7 @@ def test_a_thread_that_reads_blocks_of_another(tmp_path: Path, said: str, in_tim
     prefill(sim, "b", 0, 48, [entry("b", 0, 48)])
     sim.touch_all(due, hook="", step=asked)
     late = bool(said) and not in_time
-    fate = LATE if late else SAVED if in_time else NOT_OFFERED
+    fate = LATE if late else SAVED if in_time else UNSEEN
     assert next(iter(alike(sim, "a").values())) == fate
     assert (SAVED in alike(sim, "b").values()) != late
 

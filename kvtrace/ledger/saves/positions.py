@@ -245,7 +245,7 @@ class _InPair:
         # Decode steps name no request: all steps of its life count.
         self._decode_unknown = way.pairs.decode_unknown or (
             way.request.last_step > 0
-            and way.unknown.any_within(way.request.first_step, way.request.last_step)
+            and way.unknown.any_within(way.request.first_step, way.request.named_until)
         )
 
     def _of_load(self) -> list[tuple[int, int, LoadEnd]]:
@@ -378,7 +378,7 @@ class _InPair:
         if chunk < 0:
             return Blind.METADATA_UNREAD if self._decode_unknown else Blind.NO, False
         step = request.chunks[chunk].step
-        if way.unknown.any_within(step, max(step, request.last_step)):
+        if way.unknown.any_within(step, max(step, request.named_until)):
             return Blind.METADATA_UNREAD, False
         watched = all(one.step in way.pairs.settled for one in request.chunks if one.step >= step)
         return (Blind.UNSEEN if not watched and covers(self._early, at) else Blind.NO), watched
