@@ -70,6 +70,8 @@ def run_all(scripts: Iterable[Script], model: Path, folder: Callable[[str], Path
         patch.setenv("PYTHONPATH", str(Path(__file__).parent / "few_collections"), prepend=os.pathsep)
         for name, value in vllm_env().items():  # for what starts its engine in its own environment
             patch.setenv(name, value)
+        # its worker in the core's process, as on a GPU: a CPU's vLLM starts one more
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         for last in (False, True):
             with ThreadPoolExecutor(2) as pool:
                 for script, place in places.items():
