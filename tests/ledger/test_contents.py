@@ -467,6 +467,21 @@ def test_a_change_to_what_is_not_its_kv_is_no_late_load(tmp_path: Path) -> None:
     assert any("they hold other KV, which is not theirs either" in line for line in first.evidence)
 
 
+def test_a_load_that_came_to_the_next_request_was_late(tmp_path: Path) -> None:
+    """What the first one was to be given stands in its blocks when another has them. How long that one's own
+    load takes nobody knows: its blocks could be looked at until then alone."""
+    cache = Cache(tmp_path, kv_blocks=64).computes("a", [15, 16, 17, 18])
+    for request, digests in (("b", A), ("c", (31, 32, 33, 34))):
+        cache.sim.give(request, [21, 22, 23, 24], flags=int(Flag.FIRST))
+        cache.loads(request, [ZEROES, ZEROES, ZEROES, 9], digests)
+    run = _looked_at(cache, [15, 16, 17], request="c").run()
+    assert run.loads.accounts.get(LoadEnd.USED_BEFORE) == 6 * BLOCK * LAYERS
+    (fault,) = (one for one in diagnose(run).findings if one.severity is FAULT)
+    assert fault.id == "load-after-use" and fault.tokens == 6 * BLOCK
+    said = next(line for line in fault.evidence if "as another request had them" in line)
+    assert "3 steps later, as another request had them, they are what theirs computed to" in said
+
+
 @pytest.mark.parametrize(
     ("block", "cause", "remedy"),
     [

@@ -2,13 +2,13 @@
 
 Nobody computes what was loaded. So what changes in such a block after its use was written by the load, too
 late, as long as the block was given to nobody else, and does not hold by then what is known not to be its
-KV: that may be another load's. A block that held what it had held before, and stays so, says so for as long
-as it was looked at.
+KV: that may be another load's: of the request that had the block before, where it is what that one was to be
+given. A block that held what it had held before, and stays so, says so for as long as it was looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvtrace.ledger.contents.prints import Block, Origin, Printed
@@ -25,6 +25,8 @@ class Later(NamedTuple):
     steps: int
     wrong: bool = False
     right: bool = False
+    gone: bool = False
+    """Another request had the block by then."""
 
     @property
     def late(self) -> bool:
@@ -34,7 +36,8 @@ class Later(NamedTuple):
     @property
     def after(self) -> str:
         """That time, in words."""
-        return f"{plural(self.steps, 'step')} later" if self.steps else "later in that step"
+        when = f"{plural(self.steps, 'step')} later" if self.steps else "later in that step"
+        return f"{when}, as another request had them," if self.gone else when
 
 
 def held_later(
@@ -62,4 +65,16 @@ def held_later(
                 own = is_its_own(one, block) if changed else None
                 if before is None or not before.changed or (own and not before.right):
                     found[key] = Later(changed, block.step - first.step, own is False, own is True)
+                for other in _there_before(used.values(), places, one.group, first) if own is False else ():
+                    if is_its_own(one, block._replace(row=other.row, start=other.start, end=other.end)):
+                        key = one.pairs, other.row, other.start
+                        found[key] = Later(True, block.step - other.step, right=True, gone=True)
     return found
+
+
+def _there_before(loaded: Iterable[Block], places: Places, group: int, block: Block) -> Iterator[Block]:
+    """Loaded blocks of other requests that were the same block of the cache in an earlier step."""
+    at = places.of(block, group)
+    for one in loaded:
+        if one.row != block.row and one.step < block.step and places.of(one, group) == at:
+            yield one
