@@ -166,7 +166,6 @@ RULES: tuple[Rule, ...] = (
             ("saves: ranks in one file", "saves.pairs:overwritten_by_rank", _no_files),
             ("saves: overwritten by other prompts", "saves.files:_apart", _false),
             ("saves: written over by the same tokens", "saves.files:_alike", _false),
-            ("saves: one layer for all others", "saves.useless_reads:_for_another_layer", lambda *_: ()),
             ("saves: files that are written over", "slots.accounts:_StoreFile.keeps", True),
             ("saves: files that were compacted", "slots.accounts:_moved", _false),
             ("saves: what came back as other KV", "saves.positions:_by_return", _proved_alone),

@@ -660,20 +660,6 @@ def test_a_stage_ends_no_save_where_unknown_slots_were_read(
     assert Call(reached, named=16, unread=16, slots=16, unknown=unknown).end == end
 
 
-@pytest.mark.parametrize(("times", "layers"), [(4, 4), (3, 4), (2, 2)])
-def test_a_layer_that_is_read_for_all_the_others(tmp_path: Path, times: int, layers: int) -> None:
-    """Once for each: each layer's record gets that layer's KV. Fewer times say nothing of the others."""
-    sim = cache(tmp_path, layers=layers)
-    for request in "ab":
-        prefill(sim, request, 0, 32, unreadable=True)
-        for _ in range(times):
-            sim.read(request, 0, 32, layers=[layers - 1])
-        sim.finish(request, 32)
-    *others, last = by_pair(sim)
-    assert last == {(0, 32): SAVED}
-    assert ({(0, 32): MISPLACED} in others) == (times == layers > 2)
-
-
 @pytest.mark.parametrize(
     ("saved", "between", "fate"), [(True, 0, SAVED), (True, 2, SAVED), (False, 0, NOT_OFFERED)]
 )

@@ -10,7 +10,7 @@ connectors read too much.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,10 +26,6 @@ from kvtrace.ledger.slots.reads import Slots, covered, in_layer
 
 Holes = dict[int, list[Interval]]
 """Row of a request -> its positions that were not read."""
-
-
-_LEAST_LAYERS = 3
-"""Of fewer one that is read twice may be read for a check."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +92,6 @@ def other_slots(
             steps[step] |= 1 << column
             for row, parts in found.items():
                 missed[step, row, column] = parts
-    for step in settled:
-        for row, column, parts in _for_another_layer(watched, step, columns):
-            missed.setdefault((step, row, column), parts)
     for step, column in slots.amounts:
         if column in slots.off:
             steps[step] |= 1 << column
@@ -116,27 +109,6 @@ def _computing(
             found[chunk.step].append((row, chunk))
     steps = np.array(sorted(found), dtype=np.int64)
     return found, set(steps[~watched.blind(steps)].tolist())
-
-
-def _for_another_layer(
-    watched: Watched, step: int, columns: int
-) -> Iterator[tuple[int, int, list[Interval]]]:
-    """(row of a request, layer, positions) that were read of another layer alone, and there once again for
-    each of the layers of which nothing was: what is stored under their names is that layer's."""
-    slots = watched.slots
-    once = [slots.amount(step, at).read - slots.amount(step, at).repeated for at in range(columns)]
-    idle = [at for at, read in enumerate(once) if not read]
-    if len(idle) != columns - 1 or columns < _LEAST_LAYERS:
-        return
-    donor = next(at for at, read in enumerate(once) if read)
-    if slots.amount(step, donor).read + watched.read_repeatedly(step, donor) < once[donor] * columns:
-        return
-    for row in slots.read_in[step]:
-        read = slots.read_of(row, donor, step)
-        for at in idle:
-            parts = subtract(read, slots.read_of(row, at))
-            if parts:
-                yield row, at, parts
 
 
 def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: int) -> int:
