@@ -835,6 +835,8 @@ def test_numbers_that_were_not_rounded_are_no_choice(
     assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
     assert any(words in line for line in found.evidence), found.evidence
     assert ("the type and the scale" in found.remedy[0].lower()) is (found.severity == "fault")
+    in_part = found.remedy[0].startswith("Where no tier keeps fewer bits: see that all of a block is written")
+    assert in_part is (words == "58 % of the way"), "no store of two bits goes so far"
 
 
 def test_one_wrong_load_leaves_rounded_ones_rounded(tmp_path: Path) -> None:

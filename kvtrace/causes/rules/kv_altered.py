@@ -6,6 +6,7 @@ from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import LIMIT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.causes.rules.kv_load_wrong import stored_so
 from kvtrace.ledger.contents.compare import ALTERED, EQUAL
+from kvtrace.ledger.contents.distance import TWO_BITS
 from kvtrace.words import count, of_all, plural
 
 _ASK = "Ask kvtrace verify by how much they differ."
@@ -40,12 +41,13 @@ def rule(case: Case) -> Results:
         lost = loads.tokens(case, hit, CAUSE)
         first, by = stored_so(case, lost), case.run.altered_by
         meant = "" if first else " Is that meant?"
+        much = by is not None and by.share > TWO_BITS
         yield loads.finding(
             case,
             CAUSE,
             f"{plural(lost, 'token')} came back as other numbers than were computed, {where}{size}.{meant}",
             evidence=[
-                *([f"from what was computed: {by}"] if by else []),
+                *([f"from what was computed: {by}{_MUCH * much}"] if by else []),
                 *([_PARTS_READ.format(count(parts))] if parts else []),
                 *([_IN_PART.format(plural(equal, "block"))] if equal else []),
                 *loads.reasons_and_places(case, hit, CAUSE),
@@ -55,12 +57,13 @@ def rule(case: Case) -> Results:
             remedy=first
             or [
                 *([_WHOLE_SLOTS] if parts else []),
-                *([_PARTS] if equal else []),
+                *([_PARTS] if equal or much else []),
                 *([f"{_ASK} {_ORDER}"] if whole else [CAUSE.remedy, _ORDER]),
             ],
         )
 
 
+_MUCH = f" (a store of two bits a number: about {TWO_BITS * 100:.0f} %)"
 _PARTS_READ = (
     "the save hooks read a part of each slot alone (some heads, or K or V alone), in all {} layer-steps in "
     "which they were seen to read"

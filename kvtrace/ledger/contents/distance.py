@@ -9,6 +9,8 @@ from typing import NamedTuple
 FAR = 0.5
 """Of the way to KV of other tokens: a store of eight bits a number goes 0.01 of it, one of two about 0.2, one
 of four with one scale for channels of very different size 0.3."""
+TWO_BITS = 0.2
+"""What is farther may have been rounded, or is in part another's."""
 OTHER_TOKENS = "KV of other tokens"
 """Words of what is said of a distance."""
 TIMES = 2**0.5
