@@ -478,8 +478,8 @@ def test_a_load_that_came_to_the_next_request_was_late(tmp_path: Path) -> None:
     assert run.loads.accounts.get(LoadEnd.USED_BEFORE) == 6 * BLOCK * LAYERS
     (fault,) = (one for one in diagnose(run).findings if one.severity is FAULT)
     assert fault.id == "load-after-use" and fault.tokens == 6 * BLOCK
-    said = next(line for line in fault.evidence if "as another request had them" in line)
-    assert "3 steps later, as another request had them, they are what theirs computed to" in said
+    said = next(line for line in fault.evidence if "when another request had the blocks" in line)
+    assert "3 steps later, when another request had the blocks, they are what theirs computed to" in said
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Later(NamedTuple):
     def after(self) -> str:
         """That time, in words."""
         when = f"{plural(self.steps, 'step')} later" if self.steps else "later in that step"
-        return f"{when}, as another request had them," if self.gone else when
+        return f"{when}, when another request had the blocks," if self.gone else when
 
 
 def held_later(
