@@ -192,7 +192,7 @@ RULES: tuple[Rule, ...] = (
             ("contents: the same KV before", "contents.compare:remaining", lambda *_: set()),
             ("contents: unwritten blocks", "contents.compare:unwritten_blocks", _no_table),
             ("contents: zeroes that were written", "contents.unwritten:_zeroed", lambda *_: set()),
-            ("contents: what came to the next request", "contents.later:_there_before", lambda *_: ()),
+            ("contents: what came to the next request", "contents.later:_owed", lambda *_: ()),
             ("contents: looked at later", "contents.compare:held_later", _no_table),
             ("contents: altered alike", "contents.compare:_altered", _none),
             ("contents: how far numbers are", "contents.compare:_far", lambda *_: set()),

@@ -8,7 +8,9 @@ given. A block that held what it had held before, and stays so, says so for as l
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kvtrace.ledger.contents.prints import Block, Origin, Printed
@@ -53,6 +55,9 @@ def held_later(
         if not one.later:
             continue
         used = {(b.row, b.start): b for b in one.blocks if b.origin is Origin.LOADED}
+        in_place: dict[int, list[Block]] = defaultdict(list)
+        for block in used.values():
+            in_place[places.of(block, one.group)].append(block)
         for block in one.later:
             first = used.get((block.row, block.start))
             if first is None or block.origin is not Origin.LOADED or block.step < first.step:
@@ -65,16 +70,17 @@ def held_later(
                 own = is_its_own(one, block) if changed else None
                 if before is None or not before.changed or (own and not before.right):
                     found[key] = Later(changed, block.step - first.step, own is False, own is True)
-                for other in _there_before(used.values(), places, one.group, first) if own is False else ():
-                    if is_its_own(one, block._replace(row=other.row, start=other.start, end=other.end)):
-                        key = one.pairs, other.row, other.start
-                        found[key] = Later(True, block.step - other.step, right=True, gone=True)
+                if own is False:
+                    owed = _owed(block, in_place[at], partial(is_its_own, one))
+                    found |= {(one.pairs, of.row, of.start): then for of, then in owed}
     return found
 
 
-def _there_before(loaded: Iterable[Block], places: Places, group: int, block: Block) -> Iterator[Block]:
-    """Loaded blocks of other requests that were the same block of the cache in an earlier step."""
-    at = places.of(block, group)
-    for one in loaded:
-        if one.row != block.row and one.step < block.step and places.of(one, group) == at:
-            yield one
+def _owed(
+    block: Block, in_place: Iterable[Block], is_its_own: Callable[[Block], bool | None]
+) -> Iterator[tuple[Block, Later]]:
+    """Loads of requests that had the same block of the cache before, and were to be given what it holds."""
+    for one in in_place:
+        before = one.row != block.row and one.step < block.step
+        if before and is_its_own(block._replace(row=one.row, start=one.start, end=one.end)):
+            yield one, Later(True, block.step - one.step, right=True, gone=True)
