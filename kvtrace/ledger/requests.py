@@ -124,7 +124,7 @@ class Request:
     def named_until(self) -> int:
         """The last step whose metadata is taken to name it: workers are told of its end in the step behind
         it (``SchedulerOutput.finished_req_ids``), and a connector may say then what is to be stored."""
-        return self.last_step + 1 if self.last_step else 0
+        return self.last_step + 1
 
     def gave_back(self, step: int) -> bool:
         """Whether it was over before a step, and no asynchronous save held its blocks: what is read in them

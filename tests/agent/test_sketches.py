@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvtrace.ledger.contents.distance import TWO_BITS
 from kvtrace.trace.rows import SIGNS, SIZE_OFFSET, SIZE_STEPS
 
 torch = pytest.importorskip("torch")
@@ -66,6 +67,13 @@ def test_rounding_changes_few_signs_and_other_kv_half(change: Any, least: float,
     before = kv()
     after = [change(values) for values in before]
     assert least <= differing(sketched(before), sketched(after)) <= most
+
+
+def test_two_bits_go_as_far_as_reports_say() -> None:
+    before, rounded = kv(), [two_bits(values) for values in kv()]
+    others = [values.roll(1, 0) for values in before]
+    way = differing(sketched(before), sketched(rounded)) / differing(sketched(before), sketched(others))
+    assert way == pytest.approx(TWO_BITS, abs=0.05)
 
 
 def test_layers_that_change_places_have_nothing_in_common() -> None:

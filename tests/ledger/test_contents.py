@@ -480,6 +480,8 @@ def test_a_load_that_came_to_the_next_request_was_late(tmp_path: Path) -> None:
     assert fault.id == "load-after-use" and fault.tokens == 6 * BLOCK
     said = next(line for line in fault.evidence if "when another request had the blocks" in line)
     assert "3 steps later, when another request had the blocks, they are what theirs computed to" in said
+    other = run.load_rows[2].reasons[LoadEnd.USED_BEFORE][1]
+    assert "theirs either, and after that could not be looked at; other loads came 3 steps after" in other
 
 
 @pytest.mark.parametrize(

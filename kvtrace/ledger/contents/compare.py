@@ -296,29 +296,28 @@ def _look_later(
         most = longest.get(requests[row].engine, -1)
         for at, one in enumerate(found):
             held = later.get((one.of or one.pairs, row, one.start), _NOT_LOOKED_AT)
-            if one.unwritten and (held is not _NOT_LOOKED_AT or most >= 0):
+            if held.right or (one.unwritten and (held is not _NOT_LOOKED_AT or most >= 0)):
                 late = held.late or held.steps < most
                 why = f"{one.why}, when attention used them; {_said(held, most)}"
-                found[at] = replace(one, why=why, unwritten=not late, late=late)
-            elif held.right:
-                why = f"{one.why}, when attention used them; {_right(held)}"
-                found[at] = replace(one, why=why, late=True, altered=False)
+                found[at] = replace(
+                    one, why=why, late=late, unwritten=one.unwritten and not late,
+                    altered=one.altered and not late,
+                )  # fmt: skip
 
 
 _NOT_LOOKED_AT = Later(False, -1)
 
 
-def _right(then: Later) -> str:
-    return f"{then.after} they are what theirs computed to"
-
-
 def _said(then: Later, most: int) -> str:
     """``most``: steps after which other loads of the engine came, at the most; -1: none did."""
     if then.right:
-        return _right(then)
+        return f"{then.after} they are what theirs computed to"
+    if then.late:
+        return f"{then.after} they hold other KV"
     if then.changed:
-        return f"{then.after} they hold other KV{', which is not theirs either' if then.wrong else ''}"
-    seen = "they were not looked at again" if then.steps < 0 else f"{then.after} they still do"
+        seen = f"{then.after} they hold other KV, which is not theirs either"
+    else:
+        seen = "they were not looked at again" if then.steps < 0 else f"{then.after} they still do"
     others = (
         f", and after that could not be looked at; other loads came {plural(most, 'step')} after their use"
     )

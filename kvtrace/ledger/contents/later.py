@@ -55,21 +55,22 @@ def held_later(
         if not one.later:
             continue
         used = {(b.row, b.start): b for b in one.blocks if b.origin is Origin.LOADED}
+        place = {key: places.of(block, one.group) for key, block in used.items()}
         in_place: dict[int, list[Block]] = defaultdict(list)
-        for block in used.values():
-            in_place[places.of(block, one.group)].append(block)
+        for key, at in place.items():
+            in_place[at].append(used[key])
         for block in one.later:
             first = used.get((block.row, block.start))
             if first is None or block.origin is not Origin.LOADED or block.step < first.step:
                 continue
-            at = places.of(first, one.group)
+            at = place[block.row, block.start]
             if at and not places.given_since(at, first.step, block.step):
-                key = one.pairs, block.row, block.start
-                before = found.get(key)
+                looked_at = one.pairs, block.row, block.start
+                before = found.get(looked_at)
                 changed = block.value != first.value
                 own = is_its_own(one, block) if changed else None
                 if before is None or not before.changed or (own and not before.right):
-                    found[key] = Later(changed, block.step - first.step, own is False, own is True)
+                    found[looked_at] = Later(changed, block.step - first.step, own is False, own is True)
                 if own is False:
                     owed = _owed(block, in_place[at], partial(is_its_own, one))
                     found |= {(one.pairs, of.row, of.start): then for of, then in owed}

@@ -243,9 +243,8 @@ class _InPair:
         self._load = self._of_load()
         self._unfinished = way.unfinished.get("") or way.unfinished.get(way.pairs.spool(pair))
         # Decode steps name no request: all steps of its life count.
-        self._decode_unknown = way.pairs.decode_unknown or (
-            way.request.last_step > 0
-            and way.unknown.any_within(way.request.first_step, way.request.named_until)
+        self._decode_unknown = way.pairs.decode_unknown or way.unknown.any_within(
+            way.request.first_step, way.request.named_until
         )
 
     def _of_load(self) -> list[tuple[int, int, LoadEnd]]:
