@@ -430,10 +430,21 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     assert first[0] == (ident not in ("store-failed", "exception-swallowed"))
     assert any(first) == (ident != "exception-swallowed")
     assert ("OSError" in " ".join(found.evidence)) == (ident in ("store-failed", "exception-swallowed"))
+    assert found.remedy[0].startswith("Look at store.py:1") == (ident == "store-failed")
     assert ("once other requests had them" in found.title) == (end == SaveEnd.READ_LATE)
     # The exception is the put's: it is not told twice as a fault.
     twice = {one.id for one in diagnosis.findings if one.severity == "fault"}
     assert twice == ({ident} if severity == "fault" else set())
+
+
+def test_files_stay_empty_where_the_evidence_says(tmp_path: Path) -> None:
+    """What raised before the first byte is to be looked at first, ended it a save or not."""
+    run = run_of(tmp_path)
+    place = (run.requests[0].chunk_step, "")
+    fact = swallowed(type="TypeError", message="no bfloat16", went_on=False, places=(place,))
+    found = the(diagnose(losing(run, SaveEnd.NOT_AT_REST, swallowed=(fact,))), "store-incomplete")
+    assert found.remedy[0] == "Look at store.py:1 in put: what was to be stored raises TypeError there"
+    assert found.remedy[1].startswith("Flush and close")
 
 
 def test_of_a_prompt_not_seen_whole_a_loss_is_one_at_least(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from kvtrace.causes.case import Case, CaseRequest
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.diagnosis import Finding
 from kvtrace.causes.evidence import unlike
-from kvtrace.causes.evidence.logs import exception_line
 from kvtrace.causes.evidence.part import PROMPTS, part_of_each
 from kvtrace.ledger.run import Engine, LostSpan, Swallowed
 from kvtrace.terms import LIMIT
@@ -55,13 +54,19 @@ def part_of_prompts(case: Case, cause: Cause) -> list[str]:
     return part_of_each(lost, PROMPTS)
 
 
-def caught_there(case: Case, cause: Cause) -> list[str]:
-    """Exceptions of the steps in which these positions were computed or stored, or of no known step."""
+def caught_there(case: Case, cause: Cause) -> list[Swallowed]:
+    """Exceptions of the steps in which these positions were computed or stored, or of no known step; the
+    first few."""
     steps = {span.step for span, _, _ in spans_of(case, cause)}
     steps |= {entry.step for request in case.affected(cause) for entry in request.entries if entry.slots > 0}
     facts = [fact for fact in case.run.swallowed if _at(fact, steps)]
     facts.sort(key=lambda fact: -fact.count)
-    return [exception_line(fact) for fact in facts[:MAX_EXCEPTIONS]]
+    return facts[:MAX_EXCEPTIONS]
+
+
+def look_there(caught: Sequence[Swallowed]) -> list[str]:
+    """What to look at first, of :func:`caught_there`."""
+    return [f"Look at {fact.where}: what was to be stored raises {fact.type} there" for fact in caught[:1]]
 
 
 def _at(fact: Swallowed, steps: set[int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import unstored
-from kvtrace.causes.evidence.logs import logs_in
+from kvtrace.causes.evidence.logs import exception_line, logs_in
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.ledger.reported import BACKGROUND, SAVE_HOOKS
 from kvtrace.words import plural
@@ -29,12 +29,16 @@ CAUSE = Cause(
 def rule(case: Case) -> Results:
     hit = case.affected(CAUSE)
     if hit:
+        caught = unstored.caught_there(case, CAUSE)
         yield case.finding(
             CAUSE,
             f"The store did not take the KV of {plural(len(hit), 'request')}: it was read, and the put "
             "failed.",
-            evidence=unstored.caught_there(case, CAUSE)
-            + unstored.where(case, CAUSE)
-            + logs_in(case, (*SAVE_HOOKS, *BACKGROUND)),
+            evidence=[
+                *map(exception_line, caught),
+                *unstored.where(case, CAUSE),
+                *logs_in(case, (*SAVE_HOOKS, *BACKGROUND)),
+            ],
             headline="the store did not take the KV",
+            remedy=[*unstored.look_there(caught), CAUSE.remedy],
         )

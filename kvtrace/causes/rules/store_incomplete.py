@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import sizes, unstored
+from kvtrace.causes.evidence.logs import exception_line
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, LoadEnd, Results, SaveEnd, Stage
 from kvtrace.terms import SAVED
 from kvtrace.words import plural
@@ -31,11 +32,13 @@ CAUSE = Cause(
 def rule(case: Case) -> Results:
     hit = case.affected(CAUSE)
     if hit:
+        caught = unstored.caught_there(case, CAUSE)
         yield case.finding(
             CAUSE,
             f"Nothing of {plural(len(hit), 'request')} came to rest: the files that were opened are empty.",
-            evidence=unstored.where(case, CAUSE) + unstored.caught_there(case, CAUSE),
+            evidence=[*unstored.where(case, CAUSE), *map(exception_line, caught)],
             headline="what came to rest is empty",
+            remedy=[*unstored.look_there(caught), CAUSE.remedy],
         )
         return
     wrote = [one for one in case.run.outside if one.files or one.went]
@@ -56,11 +59,11 @@ def rule(case: Case) -> Results:
     saved = [one for one in case.requests if one.saved]
     back = bool(saved) and all(one.proved >= one.saved for one in saved)
     narrower = [] if back else list(sizes.narrower(case))
-    caught = [fact for fact in case.run.swallowed if not fact.harmless]
+    harmful = [fact for fact in case.run.swallowed if not fact.harmless]
     missing = sum(map(sizes.never_came, narrower))
     # What came back as other numbers were narrower ones: that is asked there.
     altered = not missing and any(row.ends.get(LoadEnd.ALTERED) for row in case.run.load_rows)
-    if narrower and not (altered or case.run.exceptions or caught):  # else that is why
+    if narrower and not (altered or case.run.exceptions or harmful):  # else that is why
         amount = f": those of about {plural(missing, 'token')} came to no file" if missing else ""
         yield case.finding(
             CAUSE,
