@@ -363,7 +363,7 @@ class Agent:
             connector=index,
             type=traces.type_name(error),
             message=self.said(error),
-            where=where_raised(error, called),
+            where=where_raised(error, called, owners.owner_of(index)),
             count_so_far=self._exceptions,
         )
         self.fact(fact, Role.WORKER)
@@ -395,11 +395,11 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
-def where_raised(error: BaseException | None, called: Any = None) -> str:
-    """``file.py:12 in function`` of the innermost frame that is the connector's, not vLLM's, torch's,
-    Python's own or ours. Where there are none but ours, ``called`` was not even entered, as it does not take
-    these arguments: where it is defined."""
-    best = ""
+def where_raised(error: BaseException | None, called: Any = None, owner: owners.Owner | None = None) -> str:
+    """``file.py:12 in function`` of the innermost frame that is the ``owner``'s, else of the innermost that
+    is not vLLM's, torch's, Python's own or ours. Where there are none but ours, ``called`` was not even
+    entered, as it does not take these arguments: where it is defined."""
+    best = own = ""
     code = getattr(called, "__code__", None)
     frames = list(traces.entries(error.__traceback__ if error is not None else None))
     if code is not None and all(is_ours(trace.tb_frame.f_code.co_filename) for trace in frames):
@@ -412,7 +412,9 @@ def where_raised(error: BaseException | None, called: Any = None) -> str:
         skipped = of_vllm or "torch" in parts or ours or owners.is_stdlib_file(code.co_filename)
         if not skipped or not best:
             best = traces.place(code, trace.tb_lineno)
-    return best
+        if owner is not None and owner.owns(code.co_filename):
+            own = traces.place(code, trace.tb_lineno)
+    return own or best
 
 
 def _guess_role() -> str:

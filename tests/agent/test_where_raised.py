@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from kvtrace.agent.code.owners import Owner
 from kvtrace.agent.code.traces import type_name
 from kvtrace.agent.state import where_raised
+
+
+class Mine:
+    """A connector."""
 
 
 def raised_through(*paths: str) -> BaseException:
@@ -41,6 +46,13 @@ def raised_through(*paths: str) -> BaseException:
 )
 def test_the_innermost_line_of_the_connector(paths: list[str], place: str) -> None:
     assert where_raised(raised_through(*paths)) == place
+
+
+def test_what_a_library_raises_is_told_by_the_line_that_calls_it() -> None:
+    """It was: fix the connector at safetensors/torch.py."""
+    error = raised_through("/home/me/store/connector.py", "/s/site-packages/safetensors/torch.py")
+    assert where_raised(error) == "safetensors/torch.py:3 in run"
+    assert where_raised(error, owner=Owner(Mine(), 1)) == "store/connector.py:4 in run"
 
 
 @pytest.mark.parametrize(
