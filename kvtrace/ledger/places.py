@@ -61,10 +61,9 @@ def places(scans: Sequence[SpoolScan], engines: Sequence[Engine], rest: RestFile
 
 
 def _older(place: str, rest: RestFile) -> int:
-    """Files from before the run in a directory, or where its own lie in one that holds it."""
+    """Files from before the run in a directory. What was counted in one that holds it may be another's."""
     name = os.path.normpath(os.path.expanduser(place)) + "/"
-    there = [(f"{one.directory}/", one.files) for one in rest.older]
-    return sum(files for of, files in there if of.startswith(name) or name.startswith(of))
+    return sum(one.files for one in rest.older if f"{one.directory}/".startswith(name))
 
 
 def _written(scan: SpoolScan) -> Iterable[tuple[str, str, int]]:
