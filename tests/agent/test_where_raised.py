@@ -48,7 +48,7 @@ def test_the_innermost_line_of_the_connector(paths: list[str], place: str) -> No
     assert where_raised(raised_through(*paths)) == place
 
 
-def test_what_a_library_raises_is_told_by_the_line_that_calls_it() -> None:
+def test_a_librarys_error_is_told_at_the_line_that_calls_it() -> None:
     """It was: fix the connector at safetensors/torch.py."""
     error = raised_through("/home/me/store/connector.py", "/s/site-packages/safetensors/torch.py")
     assert where_raised(error) == "safetensors/torch.py:3 in run"

@@ -240,7 +240,7 @@ def test_kv_that_came_back_for_others_has_a_wrong_name(
 def test_kv_of_another_prompt_is_told_whose_it_is(tmp_path: Path) -> None:
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9], B).run()
     assert lost(run) == BLOCK
-    assert why(run) == ("tokens 64-96 hold what tokens 64-96 of another prompt (a) computed to",)
+    assert why(run) == ("tokens 64-96 hold what tokens 64-96 of another request (a) computed to",)
 
 
 def test_kv_from_another_place_of_a_prompt_is_no_short_key(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_store_with_keys_of_token_ids_alone_fails(what: Observed) -> None:
     assert found.answer is Answer.FAILED and "a request with this image never asked for" in found.says, found
     # nor does it go by its own word: what came is the first image's KV
     reasons = [line for one in what.of(BY_IDS) if one.seen for line in sum(one.seen.reasons.values(), ())]
-    assert any("of another prompt" in line for line in reasons)
+    assert any("of another request" in line for line in reasons)
 
 
 def test_an_image_that_the_server_refuses_is_not_observed(what: Observed) -> None:

@@ -537,7 +537,7 @@ def test_kv_that_is_kept_once_for_two_beginnings_fails() -> None:
             for n in range(self.unit, len(request.tokens) + 1, self.unit):
                 self.first.setdefault((n, *request.tokens[n - self.unit : n]), request.tokens[:n])
             if wrong:
-                reason = "tokens 32-64 hold what tokens 32-64 of another prompt computed to"
+                reason = "tokens 32-64 hold what tokens 32-64 of another request computed to"
                 ends = {LoadEnd.WRONG: wrong * self.unit * PAIRS}
                 self.amend(request, ends=ends, reasons={LoadEnd.WRONG: (reason,)}, proved=0)
             return reply

@@ -12,7 +12,7 @@ from kvtrace.causes.rules import kv_misplaced, kv_stale
 from kvtrace.ledger.contents.by_layer import OF_LAYER, OF_RANK
 from kvtrace.ledger.contents.compare import (
     ALTERED,
-    ANOTHER_PROMPT,
+    ANOTHER_REQUEST,
     ELSEWHERE,
     EQUAL,
     HAD_IT_BEFORE,
@@ -72,7 +72,7 @@ _BY_WORDS = (
         "the same blocks behind another beginning need another key",
     ),
     (
-        ANOTHER_PROMPT,
+        ANOTHER_REQUEST,
         "make the key of all tokens up to the end of what it names, with the request's cache_salt, its LoRA "
         "adapter and the hashes of its images (mm_features), and read no blocks once their request is over "
         "(keep them until the copy is done: request_finished returns True)",
@@ -90,7 +90,7 @@ _READ_TOO_LATE = (
     "True, then get_finished names the save once its last byte is read; after a preemption, too); and make "
     "no name in the store of a block id"
 )
-_OF_OTHERS = SAME_PROMPT, ANOTHER_PROMPT, ELSEWHERE
+_OF_OTHERS = SAME_PROMPT, ANOTHER_REQUEST, ELSEWHERE
 _BEHIND = (
     "see whether start_load_kv, or the metadata, counts from the first loaded token where it should from the "
     "prompt's first one: the first num_computed_tokens of the lookup stand in the GPU's prefix cache"

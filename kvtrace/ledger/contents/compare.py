@@ -118,13 +118,13 @@ class Contents:
         return _by_row(found)
 
 
-SAME_PROMPT, ANOTHER_PROMPT, ELSEWHERE, TWICE = (
-    "the same prompt",
-    "another prompt",
-    "a different prompt, at another place in it",
+SAME_PROMPT, ANOTHER_REQUEST, ELSEWHERE, TWICE = (
+    "of the same prompt",
+    "of another request",
+    "of a different prompt, at another place in it",
     "hold the same KV as the tokens from",
 )
-"""Words of what is said of blocks that hold other tokens' KV."""
+"""Words of what is said of blocks with the KV of other tokens, or of the same ones under another adapter."""
 NOTHING_BUT_ZEROES = "nothing but zeroes, and not what they computed to"
 HAD_IT_BEFORE = "in a block of the cache that had been theirs"
 """It was read there too late, or is named by that block in the store."""
@@ -535,9 +535,9 @@ class _Judge:
             there = (one.start, one.end) == (block.start, block.end)
             if there and self._alone:
                 continue
-            other = f"{ANOTHER_PROMPT if there else ELSEWHERE} ({self._requests[one.row].id})"
+            other = f"{ANOTHER_REQUEST if there else ELSEWHERE} ({self._requests[one.row].id})"
             whose = SAME_PROMPT if one.row == block.row or same or begins else other
-            of_whom = f"tokens {one.start}-{one.end} of {whose}"
+            of_whom = f"tokens {one.start}-{one.end} {whose}"
             said = f"tokens {block.start}-{block.end} hold what {of_whom} computed to"
             if self._had_it_before(block, one):
                 said += f", {HAD_IT_BEFORE}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvtrace.ledger.contents.compare import ANOTHER_REQUEST
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Answer, Verdict, not_applicable, not_observed, proved
@@ -70,7 +71,7 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
 def _of_another(one: Asked) -> list[str]:
     """What shows that a load brought another prompt's KV."""
     reasons = one.seen.reasons.get(LoadEnd.WRONG, ()) if one.seen else ()
-    return [reason for reason in reasons if "another prompt" in reason][:1]
+    return [reason for reason in reasons if ANOTHER_REQUEST in reason][:1]
 
 
 def _others(own: list[Asked], what: Observed) -> Verdict:
