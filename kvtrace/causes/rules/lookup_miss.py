@@ -71,7 +71,7 @@ def _found_nothing(
     ones, and of these ``due``: where that is a whole unit, or more."""
     before = {row.request: one for row in due if (one := loads.kept_by_then(case, row))}
     repeated = [row for row in due if row.request in before] or due or ([] if consumers else alike)
-    within, evidence, unasked = "where a hit could be expected", _repeated(due, before), ""
+    within, evidence, unasked = "of prompts that begin like an earlier one", _repeated(due, before), ""
     if not due and not consumers:
         longest = max(alike, key=lambda row: row.shared)
         what, size = loads.whole_size(case, longest)
@@ -79,6 +79,7 @@ def _found_nothing(
     elif before and not consumers:
         within = "after an earlier save of their tokens"
     if consumers:
+        within = "where a hit could be expected"
         unasked = transfers.not_asked(case, case.engines[consumers[0].engine], [one.id for one in consumers])
         evidence = [
             f"this engine is a kv_consumer: {of_all(len(consumers), len(asked), 'lookup')} found nothing "
