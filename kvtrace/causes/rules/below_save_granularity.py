@@ -125,7 +125,11 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         shorter = sum(unit.aligned(r.prompt) == 0 for r in every)
         which = of_all(shorter, len(every), "prompt") + (" is" if shorter == 1 else " are")
         title = f"{name} stores whole units of {values} tokens only: {which} shorter."
-        headline = f"{which} shorter than this connector's unit of {values} tokens"
+        unit_of = f"unit of {values} tokens"
+        if shorter == len(every):  # a least length would look the same
+            title = f"{name} stores nothing of prompts of less than {values} tokens: {which} shorter."
+            unit_of = f"unit, or least length, of {values} tokens"
+        headline = f"{which} shorter than this connector's {unit_of}"
     else:
         title = f"{name} stores whole units of {values} tokens only: the rest of a prompt is not stored."
         headline = f"of each prompt only whole units of {values} tokens are stored"
