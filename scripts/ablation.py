@@ -136,7 +136,7 @@ _LEDGER = "kvtrace.ledger"
 _RULES = "kvtrace.causes.rules"
 _CALLS, _ANOTHER_S = (
     f"{_LEDGER}.saves.calls:WorkerCalls.__init__",
-    f"{_LEDGER}.contents.compare:_Judge._another_s",
+    f"{_LEDGER}.contents.judge:Judge._another_s",
 )
 RULES: tuple[Rule, ...] = (
     *(
@@ -177,12 +177,12 @@ RULES: tuple[Rule, ...] = (
             ("contents: fingerprints", "read:compare", _made(f"{_LEDGER}.contents.compare:Contents")),
             (
                 "contents: layers of loaded blocks",
-                "contents.compare:_Judge.differing",
+                "contents.judge:Judge.differing",
                 lambda *_: import_module("kvtrace.ledger.contents.by_layer").Differing(None),
             ),
             ("contents: layers of other groups and ranks", "contents.by_layer:ByLayer._in_others", {}),
             ("requests: what a step computed in vain", "requests:Request.computed_anew", _nothing),
-            ("contents: engines of other weights", "contents.compare:_Judge._never_alike", _no_table),
+            ("contents: engines of other weights", "contents.judge:Judge._never_alike", _no_table),
             ("loads: nobody's KV beside what did not come", "loads.decide:_may_be_older_kv", _false),
             (
                 "saves: last blocks that are not full",
@@ -198,11 +198,11 @@ RULES: tuple[Rule, ...] = (
             ("contents: how far numbers are", "contents.compare:_far", lambda *_: set()),
             ("contents: fewer bits in some layers", "contents.compare:_near", lambda *_: set()),
             ("saves: where the agent failed", "reported:agent_failed", _false),
-            ("contents: given back by nobody", "contents.compare:_Judge._nobody_s", _none),
-            ("contents: one KV in two places", "contents.compare:_Judge._twice", _none),
-            ("contents: another's KV", "contents.compare:_Judge._another_s", _none),
-            ("contents: in a block that was theirs", "contents.compare:_Judge._had_it_before", _false),
-            ("contents: changed, and not theirs", "contents.compare:_Judge.is_its_own", _none),
+            ("contents: given back by nobody", "contents.judge:Judge._nobody_s", _none),
+            ("contents: one KV in two places", "contents.judge:Judge._twice", _none),
+            ("contents: another's KV", "contents.judge:Judge._another_s", _none),
+            ("contents: in a block that was theirs", "contents.judge:Judge._had_it_before", _false),
+            ("contents: changed, and not theirs", "contents.judge:Judge.is_its_own", _none),
             ("slots: metadata in part, too late", "slots.too_late:TooLate._may_be_named", _false),
         )
     ),
@@ -211,7 +211,7 @@ RULES: tuple[Rule, ...] = (
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
     Rule("saves: what orders nothing", f"{_LEDGER}.topology:_names_no_order", _false),
     Rule("causes: the unit, of so many blocks", "kvtrace.causes.evidence.unit:_of_blocks", _none),
-    Rule("contents: across salts", f"{_LEDGER}.contents.compare:_Judge.of_another_salt", _false),
+    Rule("contents: across salts", f"{_LEDGER}.contents.judge:Judge.of_another_salt", _false),
     Rule("causes: what workers take back", "kvtrace.causes.evidence.unstored:answered", _false),
     Rule("causes: the unit, of own entries", "kvtrace.causes.case:_own", lambda _, taken: taken),
     Rule("causes: keys beside hits", "kvtrace.causes.rules.key_mismatch:_finding", _always_fault),

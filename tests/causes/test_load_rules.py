@@ -20,7 +20,7 @@ from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.rules import key_mismatch
 from kvtrace.causes.rules.already_stored import there_before
 from kvtrace.ledger import read_run
-from kvtrace.ledger.contents.compare import ELSEWHERE, SAME_PROMPT
+from kvtrace.ledger.contents.judge import ELSEWHERE, SAME_PROMPT
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.run import Place
 from kvtrace.terms import FAULT, LIMIT, NOTE, SAVED, Grade

@@ -10,19 +10,16 @@ from kvtrace.causes.evidence import loads, unlike
 from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.causes.rules import kv_misplaced, kv_stale
 from kvtrace.ledger.contents.by_layer import OF_LAYER, OF_RANK
-from kvtrace.ledger.contents.compare import (
-    ALTERED,
+from kvtrace.ledger.contents.compare import ALTERED, EQUAL, NOT_COMPARED, WRONG
+from kvtrace.ledger.contents.distance import OTHER_TOKENS
+from kvtrace.ledger.contents.judge import (
     ANOTHER_REQUEST,
     ELSEWHERE,
-    EQUAL,
     HAD_IT_BEFORE,
-    NOT_COMPARED,
     NOTHING_BUT_ZEROES,
     SAME_PROMPT,
     TWICE,
-    WRONG,
 )
-from kvtrace.ledger.contents.distance import OTHER_TOKENS
 from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import Grade
 from kvtrace.words import count, listed, of_all, plural

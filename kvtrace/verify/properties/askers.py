@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvtrace.ledger.contents.compare import ANOTHER_REQUEST
+from kvtrace.ledger.contents.judge import ANOTHER_REQUEST
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Answer, Verdict, not_applicable, not_observed, proved
