@@ -34,7 +34,6 @@ from kvtrace.trace.facts import Limit
 
 _MOST_ITEMS = 1 << 16
 _ATTRIBUTE = "_kvtrace_origin"
-_installed = False
 _on = False
 
 
@@ -48,12 +47,9 @@ def begins() -> None:
     _on = True
 
 
+@functools.cache
 def install() -> None:
-    """Idempotent. Modules that are not imported yet are wrapped when they are."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
+    """Works once. Modules that are not imported yet are wrapped when they are."""
     AGENT.endings.append(write_all)
     os.register_at_fork(after_in_child=forget)
     for module, cls, name, around in _PLACES:

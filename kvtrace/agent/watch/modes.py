@@ -7,6 +7,7 @@ thread would see them.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_classes: tuple[Any, Any] | None = None
 
 
 def of_this_thread() -> Modes | None:
@@ -94,10 +94,8 @@ def _torch() -> tuple[Any, Any]:
     return torch.utils._python_dispatch, torch.overrides
 
 
+@functools.cache
 def _mode_classes() -> tuple[Any, Any]:
-    global _classes
-    if _classes is not None:
-        return _classes
     dispatch, function = _torch()
     interface = sys.modules["torch"].Tensor.__cuda_array_interface__
 
@@ -128,5 +126,4 @@ def _mode_classes() -> tuple[Any, Any]:
                     watcher.address(args, name or "__cuda_array_interface__")
             return func(*args, **(kwargs or {}))
 
-    _classes = Operations, Addresses
-    return _classes
+    return Operations, Addresses

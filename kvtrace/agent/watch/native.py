@@ -488,15 +488,9 @@ def rows() -> tuple[NativeCopy, ...]:
     return (*OPERATIONS.values(), *_FUNCTIONS)
 
 
-_installed = False
-
-
+@functools.cache
 def install() -> None:
-    """Idempotent. Modules that are not imported yet are wrapped when they are."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
+    """Works once. Modules that are not imported yet are wrapped when they are."""
     for row in _FUNCTIONS:
         for module in (row.module, *row.also):
             when_imported(module, functools.partial(wrap, row))
