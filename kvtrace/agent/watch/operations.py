@@ -26,6 +26,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from kvtrace.agent import limits
@@ -341,9 +342,7 @@ class CopyWatch:
         for written, memory, layers in found:
             way = WRITTEN if written else READ
             if memory is None:
-                for layer in layers:
-                    self._at(layer, way)
-                    self._touches[layer.name, way] = None
+                self._unknown(layers, way)
             else:
                 self._note(layers, way, memory)
 
@@ -374,14 +373,14 @@ class CopyWatch:
         for tensor, write in inputs:
             if not plan.known:
                 limits.say(Limit.OPERATION, plan.full)
-                self._unknown(tensor, WRITTEN if write else READ)
+                self._unknown(self.caches.at(tensor, view_of(tensor)), WRITTEN if write else READ)
             elif write:
                 self._which(plan, tensor, named, WRITES, WRITTEN)
             elif out:
                 if plan.name in READS or (copies and out >= tensor.numel()):
                     self._which(plan, tensor, named, READS, READ)
                 elif plan.name not in _SUMMARIES:
-                    self._unknown(tensor, READ)
+                    self._unknown(self.caches.at(tensor, view_of(tensor)), READ)
             elif plan.name in READS and tensor.numel():
                 layers = self._meant(self.caches.at(tensor, view_of(tensor)))
                 self._took_none.update(layer.name for layer in layers)
@@ -406,8 +405,8 @@ class CopyWatch:
         own = next((layer for layer in layers if layer.name == self.named), None)
         return layers if own is None else tuple(one for one in layers if one is own or not one.shares(own))
 
-    def _unknown(self, tensor: Any, way: str) -> None:
-        for layer in self.caches.at(tensor, view_of(tensor)):
+    def _unknown(self, layers: Iterable[Layer], way: str) -> None:
+        for layer in layers:
             self._at(layer, way)
             self._touches[layer.name, way] = None
 
@@ -435,7 +434,6 @@ def _untraced() -> Any:
 
 
 _memo: dict[tuple[Any, ...], Spans | None] = {}
-_texts: dict[tuple[Layout, tuple[Spans, ...]], Touched | None] = {}
 
 
 def _spans(layout: Layout, layer: Layer, access: Access | Memory) -> Spans | None:
@@ -455,15 +453,9 @@ def _spans(layout: Layout, layer: Layer, access: Access | Memory) -> Spans | Non
     return found
 
 
+@lru_cache(maxsize=_MOST_MEMOS)
 def _put_together(layout: Layout, touches: tuple[Spans, ...]) -> Touched | None:
-    key = layout, touches
-    if key in _texts:
-        return _texts[key]
     slots = slots_of(layout, touches)
-    made = None
-    if slots is not None:
-        made = Touched(len(slots.full), len(slots.partly), text_of(slots), round(slots.copied))
-    if len(_texts) >= _MOST_MEMOS:
-        _texts.clear()
-    _texts[key] = made
-    return made
+    if slots is None:
+        return None
+    return Touched(len(slots.full), len(slots.partly), text_of(slots), round(slots.copied))
