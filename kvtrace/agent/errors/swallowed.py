@@ -195,15 +195,11 @@ def _seen(error: BaseException, trace: TracebackType | None, where: str, broad: 
 
 
 class _Known(NamedTuple):
-    """An exception that was written at ``t``. ``handed``: it had come from another stack by then."""
+    """An exception that was written at ``t``."""
 
-    name: str
-    inside: str
+    seen: Raised
     hook: str
     t: int
-    handed: bool
-    ended: bool
-    logged: bool
 
 
 _latest: dict[int, _Known] = {}
@@ -215,13 +211,14 @@ def _repeated(seen: Raised, hook: str) -> bool:
 
     Its id says so only while it lives, and nothing may keep it alive for us. So it must have been seen here
     when the other was written, or one of the two came from another stack, as out of a future."""
-    now = _Known(seen.name, seen.inside, hook, clock(), seen.handed, bool(seen.ended), seen.logged)
     known = _latest.get(seen.key)
-    if known is not None and known[:2] == now[:2] and known.hook != hook:
-        asked = (known.ended or now.ended) and (known.logged or now.logged)
-        if seen.t <= known.t or known.handed or now.handed or asked:
+    if known is not None and known.hook != hook:
+        old = known.seen
+        asked = (old.ended or seen.ended) and (old.logged or seen.logged)
+        later = seen.t <= known.t or old.handed or seen.handed or asked
+        if later and (old.name, old.inside) == (seen.name, seen.inside):
             return True
-    _latest[seen.key] = now
+    _latest[seen.key] = _Known(seen, hook, clock())
     while len(_latest) > _MAX_LATEST:
         _latest.pop(next(iter(_latest)), None)
     return False
