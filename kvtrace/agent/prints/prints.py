@@ -90,11 +90,21 @@ class Prints:
     """Of this process's worker."""
 
     def __init__(self) -> None:
+        self._worker: Callable[[], Any] = _nobody
+        """Says vLLM's worker, as long as vLLM has it."""
+        self.account = BudgetAccount("sampled", 0.0)
+        self._rate = 0.0
+        """ns for a byte; 0.0: nothing was hashed yet."""
+        self._capturing: Any = None
+        self.idle = True
+        """Whether a step that admits nobody has nothing to hash."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is known of a KV cache."""
         self._groups: list[list[_HashedLayer]] = []
         self._sizes: list[int] = []
         self._prompts = PromptBlocks()
-        self._worker: Callable[[], Any] = _nobody
-        """Says vLLM's worker, as long as vLLM has it."""
         self._planned: StepBlocks | None = None
         """What is hashed, the tensors not yet asked for."""
         self._rechecks = Rechecks()
@@ -102,32 +112,19 @@ class Prints:
         self._weights: dict[tuple[Any, int], Any] = {}
         self._signs: Signs | None = None
         """None where blocks are not sketched."""
-        self.account = BudgetAccount("sampled", 0.0)
-        self._rate = 0.0
-        """ns for a byte; 0.0: nothing was hashed yet."""
-        self._capturing: Any = None
         self._factors: dict[tuple[Any, int], Any] = {}
         self._own: list[list[int]] = []
         """Of each group its layers (numbers) that lie on no other one's bytes; none where the connector
         never loads."""
-        self._room = [0, 0]
+        self._room = [MOST_NUMBERS, MOST_NUMBERS]
         """Numbers of single layers that may still be written: of computed blocks, of loaded ones."""
         self._kept: KeptCopies | None = None
-        self.idle = True
-        """Whether a step that admits nobody has nothing to hash."""
 
     def open(self, wrapper: Any, kv_cache_config: Any) -> None:
         """The worker's KV cache is made, and CACHES knows it."""
         self._worker = ref(wrapper)
-        self._groups, self._sizes, self._prompts, self._planned = [], [], PromptBlocks(), None
-        self._waiting.clear()
-        self._rechecks = Rechecks()
-        self._weights.clear()
-        self._signs = None
-        self._factors.clear()
-        self._own, self._room = [], [MOST_NUMBERS, MOST_NUMBERS]
+        self._forget()
         config = AGENT.config
-        self._kept = None
         parallel = describe.get(wrapper, "vllm_config.parallel_config")
         apart = [getattr(parallel, name, 1) for name in _SPREAD]
         if any(isinstance(size, int) and size > 1 for size in apart):
