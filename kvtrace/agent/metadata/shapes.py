@@ -171,33 +171,25 @@ class Integers:
     ``ordered`` is false for a set. ``hidden``: its numbers lie on a device, only their count is known.
     """
 
-    __slots__ = ("_list", "_raw", "hidden", "length", "ordered")
+    __slots__ = ("_raw", "hidden", "length", "ordered")
 
     def __init__(self, raw: Any, length: int, ordered: bool = True, hidden: bool = False) -> None:
         self._raw = raw
         self.length = length
         self.ordered = ordered
         self.hidden = hidden
-        self._list: list[int] | None = raw if type(raw) is list else None
 
     def at(self, index: int) -> int:
-        raw: Any = self._raw if self._list is None else self._list
-        return int(raw[index])
+        return int(self._raw[index])
 
     def part(self, start: int, end: int, step: int) -> list[int]:
         """Every ``step``-th of them."""
-        raw: Any = self._raw if self._list is None else self._list
-        found = raw[start:end:step]
-        return found if type(found) is list else list(found.tolist() if hasattr(found, "tolist") else found)
+        return _listed(self._raw[start:end:step])
 
     def whole(self) -> list[int]:
         """All of them; shared with the metadata where that is a list: not to be changed."""
-        if self._list is None:
-            raw = self._raw
-            self._list = (
-                raw.tolist() if hasattr(raw, "tolist") else sorted(raw) if not self.ordered else list(raw)
-            )
-        return self._list
+        numbers = self._raw = _listed(self._raw)
+        return numbers
 
     def is_run(self) -> bool:
         """Whether they are consecutive."""
@@ -205,6 +197,14 @@ class Integers:
             return False
         numbers = self.whole()
         return numbers == list(range(numbers[0], numbers[0] + self.length))
+
+
+def _listed(raw: Any) -> list[int]:
+    """A list as it is, else a list of the same numbers."""
+    found: list[int] = raw
+    if type(raw) is not list:
+        found = raw.tolist() if hasattr(raw, "tolist") else list(raw)
+    return found
 
 
 def integers(value: Any, kind: FieldShape) -> Integers | None:
