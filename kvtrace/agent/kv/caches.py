@@ -7,6 +7,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from kvtrace.agent.kv.access import View
@@ -16,6 +17,8 @@ from kvtrace.agent.kv.tensors import OWN, tensors
 _MOST_VIEWS = 4096
 _RANKS = (3, 4)
 """Numbers of dimensions that a layer's KV tensor may have in a hook beside that of the registered one."""
+_first = itemgetter(0)
+"""Of a storage: its address."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +186,6 @@ def _storages(layers: Iterable[Layer]) -> list[tuple[int, int, list[Layer]]]:
         first = layer.storage
         found.setdefault(first, (first, first + layer.storage_bytes, []))[2].append(layer)
     return sorted(found.values(), key=_first)
-
-
-def _first(storage: tuple[int, int, list[Layer]]) -> int:
-    return storage[0]
 
 
 def _may_touch(layer: Layer, view: View) -> bool:
