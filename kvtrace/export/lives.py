@@ -104,7 +104,7 @@ def _records(
     run: Opened, process: SpoolProcess, windows: dict[int, tuple[int, int]]
 ) -> Iterator[tuple[str, _Record]]:
     """(request, record) of a process; `windows` gets the begin and end of each step that a worker ran."""
-    for chunk, names, _ in run.chunks(process):
+    for chunk, names in run.chunks(process):
         kinds = rows.kind(chunk[:, 0])
         ran = rows.columns(rows.Execution, chunk[kinds == Kind.EXEC])
         for step, t0, t1 in zip(ran.step.tolist(), ran.t0.tolist(), ran.t1.tolist(), strict=True):

@@ -42,11 +42,8 @@ def parts_of_records(run: Opened, progress: Progress = unwatched) -> Iterator[Ta
     Raises:
         SpoolError: a spool vanished.
     """
-    before = 0
     for process in run.processes:
-        for chunk, names, read in run.chunks(process):
+        for chunk, names in run.chunks(process, progress):
             if len(chunk):
                 yield TablePart(EVENTS.name, process.host, process.stem, event_rows(chunk, names, process))
                 yield TablePart(STEPS.name, process.host, process.stem, step_rows(chunk, names, process))
-            progress(min(before + read, run.size), run.size)
-        before += process.size

@@ -13,6 +13,7 @@ import numpy as np
 from kvtrace import ledger
 from kvtrace.causes import diagnose
 from kvtrace.export.selection import REQUEST_WORDS, STEP_WORDS, Selection, Wanted, in_steps, parse_layers
+from kvtrace.ledger import Progress, unwatched
 from kvtrace.ledger.run import Run
 from kvtrace.report.build import assemble, request_rows
 from kvtrace.report.model import Report, RequestRow
@@ -80,15 +81,21 @@ class Opened:
         """Bytes of all spools."""
         return sum(one.size for one in self.processes)
 
-    def chunks(self, process: SpoolProcess) -> Iterator[tuple[Records, Mapping[int, str], int]]:
-        """(records that are wanted, names, bytes read so far) of a process, chunk by chunk.
+    def chunks(
+        self, process: SpoolProcess, progress: Progress = unwatched
+    ) -> Iterator[tuple[Records, Mapping[int, str]]]:
+        """(records that are wanted, names) of a process, chunk by chunk. ``progress`` hears how much of all
+        processes has been read, once a chunk is done with.
 
         Raises:
             SpoolError: the spool vanished.
         """
         spool = Spool(process.path)
+        before = sum(one.size for one in self.processes[: self.processes.index(process)])
         for chunk in spool.chunks():
-            yield self.selection.of(chunk, spool.names), spool.names, spool.info().size
+            read = before + spool.info().size
+            yield self.selection.of(chunk, spool.names), spool.names
+            progress(min(read, self.size), self.size)
 
 
 def open_run(path: str | Path, wanted: Wanted | None = None) -> Opened:

@@ -54,17 +54,14 @@ def write_perfetto(run: Opened, path: Path, progress: Progress = unwatched) -> W
             _Tracks(out, process, pid)
             for process, pid in zip(run.processes, _pids(run.processes), strict=True)
         ]
-        before = 0
         for number, process in enumerate(run.processes):
             events = Events(out, _FIRST_SEQUENCE + number)
             writer = _Writer(process, process.shift_ns - clock, tracks[number], events, flows)
-            for chunk, names, read in run.chunks(process):
+            for chunk, names in run.chunks(process, progress):
                 writer.add(chunk, names)
-                progress(min(before + read, run.size), run.size)
             for life in found:
                 if life.process is process:
                     _write_life(life, writer, flows)
-            before += process.size
         return out.written
 
 
