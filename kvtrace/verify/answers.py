@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from kvtrace.errors import KvtraceError
@@ -45,20 +46,10 @@ class Verdict:
     alone: Sequence[str] = ()
 
 
-def proved(says: str, **more: Any) -> Verdict:
-    return Verdict(Answer.PROVED, says, **more)
-
-
-def failed(says: str, **more: Any) -> Verdict:
-    return Verdict(Answer.FAILED, says, **more)
-
-
-def not_applicable(says: str, **more: Any) -> Verdict:
-    return Verdict(Answer.NOT_APPLICABLE, says, **more)
-
-
-def not_observed(says: str, **more: Any) -> Verdict:
-    return Verdict(Answer.NOT_OBSERVED, says, **more)
+proved = partial(Verdict, Answer.PROVED)
+failed = partial(Verdict, Answer.FAILED)
+not_applicable = partial(Verdict, Answer.NOT_APPLICABLE)
+not_observed = partial(Verdict, Answer.NOT_OBSERVED)
 
 
 class Stopped(BaseException):

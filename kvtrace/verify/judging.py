@@ -336,6 +336,8 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
         shared: its prompts share beginnings: what of them comes back is the connector's choice.
         edges: as of :func:`missing`.
     """
+    if not asked:
+        return not_asked(what)
     later = [one for one in asked if one.round > 0 and what.unit and expected(one, what)]
     late = unanswered([one for one in asked if not one.prompt.leaves], what)
     if late is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, not_observed, proved
 from kvtrace.verify.observed import Asked, EngineFacts, Observed
@@ -59,16 +61,8 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
     )
 
 
-def _same(own: list[Asked], what: Observed) -> Verdict:
-    return judging.comes_back(own, what) if own else judging.not_asked(what)
-
-
-def _lengthwise(own: list[Asked], what: Observed) -> Verdict:
-    return judging.comes_back(own, what, edges=True) if own else judging.not_asked(what)
-
-
-def _of_others(own: list[Asked], what: Observed) -> Verdict:
-    return judging.comes_back(own, what, shared=True) if own else judging.not_asked(what)
+_lengthwise = partial(judging.comes_back, edges=True)
+_of_others = partial(judging.comes_back, shared=True)
 
 
 def _preempted(own: list[Asked], what: Observed) -> Verdict:
@@ -91,7 +85,7 @@ def _aborted(own: list[Asked], what: Observed) -> Verdict:
 def _reused(own: list[Asked], what: Observed) -> Verdict:
     if not own and not what.died and not _reuse(what.facts):
         return not_observed("the KV cache is too large, or its --num-gpu-blocks-override is not known")
-    return judging.comes_back(own, what) if own else judging.not_asked(what)
+    return judging.comes_back(own, what)
 
 
 def _lengths(facts: EngineFacts) -> str:
@@ -165,9 +159,9 @@ PROPERTIES = (
     Property(
         "lengths", "Prompts of n-1, n and n+1 tokens around block, chunk and unit", _lengthwise, _lengths
     ),
-    Property("chunked", "Prompts that are computed in several steps", _same, _chunked),
-    Property("concurrent", "Prompts asked together", _same, _concurrent),
-    Property("repeated", "A prompt asked again and again", _same, _repeated),
+    Property("chunked", "Prompts that are computed in several steps", judging.comes_back, _chunked),
+    Property("concurrent", "Prompts asked together", judging.comes_back, _concurrent),
+    Property("repeated", "A prompt asked again and again", judging.comes_back, _repeated),
     Property("shared-prefix", "Prompts that begin alike", _of_others, _shared),
     Property("extended", "Prompts that grow", _of_others, _extended),
     Property("blocks-reused", "Prompts whose blocks another request gets at once", _reused, _reuse),
