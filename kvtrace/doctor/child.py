@@ -18,6 +18,7 @@ from typing import Any
 from kvtrace import CONFIG_VARIABLE
 from kvtrace.agent.preflight import facts
 from kvtrace.agent.preflight.facts import CommandLine
+from kvtrace.launch.environment import imports_first
 from kvtrace.launch.overlay import make_overlay
 
 _PROBE = "kvtrace/agent/preflight/probe.py"
@@ -72,9 +73,7 @@ def look(
 
 def _environment(environ: Mapping[str, str], overlay: Path) -> dict[str, str]:
     child = {name: value for name, value in environ.items() if name != CONFIG_VARIABLE}
-    before = child.get("PYTHONPATH")
-    child["PYTHONPATH"] = f"{overlay}{os.pathsep}{before}" if before else str(overlay)
-    return child | {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    return imports_first(child, overlay) | {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
 def _wait(process: subprocess.Popen[bytes], answer: Path, give_up: GiveUp) -> bool:

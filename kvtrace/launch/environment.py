@@ -33,10 +33,13 @@ def child_environment(
     # involved would make a traced start a cold one.
     if RAY_VARIABLE in child or _speaks_of_ray(child, command):
         child[RAY_VARIABLE] = add_to_list(child.get(RAY_VARIABLE, ""), _PREFIX)
-    if overlay is not None:
-        before = child.get("PYTHONPATH")
-        child["PYTHONPATH"] = f"{overlay}{os.pathsep}{before}" if before else str(overlay)
-    return child
+    return child if overlay is None else imports_first(child, overlay)
+
+
+def imports_first(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """``environ`` in which Python looks for modules in that folder first."""
+    before = environ.get("PYTHONPATH")
+    return {**environ, "PYTHONPATH": f"{folder}{os.pathsep}{before}" if before else str(folder)}
 
 
 def add_to_list(text: str, item: str) -> str:

@@ -68,14 +68,13 @@ class ProcessTable:
         self._config = f"{CONFIG_VARIABLE}={config}".encode(errors="surrogateescape")
         self._overlay = str(overlay)
         self._proc = proc
-        self._known: set[int] = set()
         self._live: dict[int, RunProcess] = {}
         self._undecided: dict[int, int] = {}
         self.processes: list[RunProcess] = []
         self.overflow = 0
         """Processes past :data:`MAX_PROCESSES`, counted only."""
-        # Everything that runs already is not ours, kvtrace included.
         self._known = self._pids()
+        """Of the last look. Everything that runs already is not ours, kvtrace included."""
 
     def start(self, root: int, argv: Sequence[str] = ()) -> bool:
         """The child is there: it is of the run. ``argv`` stands for it if it ended at once."""

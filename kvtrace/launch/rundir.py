@@ -71,10 +71,10 @@ class RunDir:
         """The path as a person would type it here."""
         return shown(self.path)
 
-    def withdraw(self, name: str) -> None:
-        """Remove that file, and what this run made of the directory where it is then empty. Never raises."""
+    def withdraw(self) -> None:
+        """Remove run.json, and what this run made of the directory where it is then empty. Never raises."""
         with suppress(OSError):
-            (self.path / name).unlink()
+            (self.path / RUN_FILE).unlink()
         _remove_empty(self._created)
 
     def discard(self) -> None:

@@ -116,7 +116,7 @@ class _Session:
         self._wait_for_stragglers()
         self._look(self._end_samples)
         if not (self.rundir.path / SPOOL_DIR).is_dir():
-            self.rundir.withdraw(RUN_FILE)  # written while the directory was being deleted
+            self.rundir.withdraw()  # written while the directory was being deleted
             deleted = f"{self.rundir.shown}/{SPOOL_DIR}" if self.rundir.path.is_dir() else self.rundir.shown
             say(f"{deleted} was deleted while the command ran: there is nothing left to report")
             return outcome.code
