@@ -103,7 +103,7 @@ def test_entries_are_rows_and_waiting_ends_with_the_step(trace, reader):
 
 def test_an_adapter_is_asked_of_what_looks_empty(trace, reader):
     found: dict[tuple[type, bool], Adapter] = {}
-    reader._loaded()._known = found
+    reader._adapters._known = found
     connector = on_scheduler(Connector())
     world = World(connector)
     meta = Meta(req=A, blocks=2, loads=[])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -115,7 +116,6 @@ class Adapters:
     def __init__(self, named: str = "") -> None:
         self._named = named
         self._known: dict[tuple[type, bool], Adapter | None] = {}
-        self._points: dict[str, Any] | None = None
         self.answered: dict[int, tuple[Any, Answer]] = {}
         """By id of the metadata: what the adapters of connectors inside a connector answered."""
 
@@ -128,11 +128,18 @@ class Adapters:
             self._known[key] = self._find(cls, inside)
         return self._known[key]
 
+    @cached_property
+    def _points(self) -> dict[str, Any]:
+        try:
+            from importlib.metadata import entry_points
+
+            return {point.name: point for point in entry_points(group=GROUP)}
+        except Exception:
+            return {}
+
     def _find(self, cls: type, inside: bool) -> Adapter | None:
         if self._named and not inside:
             return _load(self._named, self._named)
-        if self._points is None:
-            self._points = _entry_points()
         for base in cls.__mro__:
             for name in (f"{base.__module__}:{base.__qualname__}", base.__qualname__):
                 point = self._points.get(name)
@@ -143,15 +150,6 @@ class Adapters:
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {AGENT.said(error, 150)}"[:200]
-
-
-def _entry_points() -> dict[str, Any]:
-    try:
-        from importlib.metadata import entry_points
-
-        return {point.name: point for point in entry_points(group=GROUP)}
-    except Exception:
-        return {}
 
 
 def _load(name: str, where: Any) -> Adapter:

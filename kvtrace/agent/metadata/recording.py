@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from kvtrace.agent.metadata import Admissions, Declared, StepRequests, Totals, is_empty, read
@@ -21,14 +22,13 @@ class Reader:
 
     def __init__(self) -> None:
         self.admissions = Admissions()
-        self._adapters: Adapters | None = None
         self._step: tuple[Any, StepRequests] | None = None
         """The SchedulerOutput at hand and its requests: shared by connectors inside a connector."""
         self._counts: dict[int, dict[tuple[str, str, str], int]] = {}
 
     def built(self, index: int, connector: Any, meta: Any, output: Any, child: bool, t: int) -> Totals:
         """The connector of that index (``child``: inside another one) has built the metadata of a step."""
-        adapter = self._loaded().of(type(connector), child)
+        adapter = self._adapters.of(type(connector), child)
         if adapter is None and is_empty(meta):
             declared = _NOTHING
         else:
@@ -44,13 +44,12 @@ class Reader:
             self._explain(index, meta, declared)  # those inside it have explained theirs
         return declared
 
-    def _loaded(self) -> Adapters:
-        if self._adapters is None:
-            self._adapters = Adapters(AGENT.config.metadata_adapter)
-        return self._adapters
+    @cached_property
+    def _adapters(self) -> Adapters:
+        return Adapters(AGENT.config.metadata_adapter)
 
     def _read(self, adapter: Adapter | None, meta: Any, output: Any, child: bool) -> Declared:
-        adapters, requests = self._loaded(), self._requests(output)
+        adapters, requests = self._adapters, self._requests(output)
         answer = None if adapter is None else adapter.entries(meta, requests)
         if child and answer is not None:
             adapters.answered[id(meta)] = (meta, answer)
