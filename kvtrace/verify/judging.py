@@ -340,17 +340,13 @@ def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edg
         return not_asked(what)
     later = [one for one in asked if one.round > 0 and what.unit and expected(one, what)]
     late = unanswered([one for one in asked if not one.prompt.leaves], what)
-    if late is not None:
-        return late
-    wrong = loaded_wrong([one for one in asked if one.given], what)
-    if wrong is not None:
-        return wrong
+    if bad := late or loaded_wrong([one for one in asked if one.given], what):
+        return bad
     other = answers_differ(asked, what)
     if other and not any(altered(one, what) for one, _ in other):
         return shown(f"{len(other)} of {plural(len(asked), 'answer')} differ from those without loads", other)
     if not any(one.given for one in asked):
-        cannot = nothing(what)
-        if cannot is not None:
+        if cannot := nothing(what):
             return cannot
         if not later:
             return not_observed("no whole unit of these prompts was taken")

@@ -109,8 +109,7 @@ def _models(own: list[Asked], what: Observed) -> Verdict:
             f"{plural(len(given), 'request')} of another model got this one's KV: {plural(tokens, 'token')}"
         )
         return judging.failed_for(given, says)
-    late = judging.unanswered(later, what)
-    if late is not None:
+    if late := judging.unanswered(later, what):
         return late
     if not any(one.given for one in own if one.act == RESTART):
         return not_observed("a restart with the same model finds nothing either")
@@ -122,10 +121,8 @@ def _ranks(own: list[Asked], what: Observed) -> Verdict:
     ranks = len(engine.workers) if engine is not None else 0
     if ranks < 2:
         return not_applicable("the engine has one rank")
-    wrong = judging.loaded_wrong(what.loads, what)
-    cannot = judging.nothing(what)
-    if wrong is not None or cannot is not None:
-        return wrong or cannot or not_observed("nothing was loaded")
+    if bad := judging.loaded_wrong(what.loads, what) or judging.nothing(what):
+        return bad
     return proved(f"what {plural(ranks, 'rank')} loaded is what each of them computed")
 
 

@@ -25,8 +25,7 @@ def _hangs(own: list[Asked], what: Observed) -> Verdict:
         return not_observed(f"not all was asked: {what.died}")
     if what.died:
         return judging.failed_for(what.plain[-1:], f"the engine could not be asked any more: {what.died}")
-    other = judging.unanswered([one for one in what.plain if not one.prompt.leaves], what)
-    if other is not None:
+    if other := judging.unanswered([one for one in what.plain if not one.prompt.leaves], what):
         return other
     slowest = max((one.reply.seconds for one in what.plain), default=0.0)
     return proved(f"{plural(len(what.plain), 'request')} were answered, the slowest in {duration(slowest)}")

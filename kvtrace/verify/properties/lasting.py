@@ -25,14 +25,12 @@ def _restart(own: list[Asked], what: Observed) -> Verdict:
     if not later:
         return judging.not_asked(what)
     late = judging.unanswered(later, what)
-    wrong = judging.loaded_wrong([one for one in later if one.given], what)
-    if late is not None or wrong is not None:
-        return late or wrong or not_observed("")
+    if bad := late or judging.loaded_wrong([one for one in later if one.given], what):
+        return bad
     if not any(one.given for one in later):
-        cannot = judging.nothing(what)
-        says = f"nothing of {plural(len(later), 'stored prompt')} was found after a restart"
-        if cannot is not None:
+        if cannot := judging.nothing(what):
             return cannot
+        says = f"nothing of {plural(len(later), 'stored prompt')} was found after a restart"
         if what.facts.store:
             return judging.failed_for(later, says)
         return not_observed(f"{says}; whether it is meant to last is not known (--store DIR says so)")
@@ -50,8 +48,7 @@ def _damaged(own: list[Asked], what: Observed) -> Verdict:
     if act not in what.facts.met:
         why = f"nothing was seen to open a file there while it was {act}"
         return not_observed(why if act in STORE_CONDITIONS else "no file was there to damage")
-    late = judging.unanswered(later, what)
-    if late is not None:
+    if late := judging.unanswered(later, what):
         return late
     other = judging.answers_differ(later, what)
     if other:

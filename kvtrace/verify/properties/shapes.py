@@ -20,8 +20,7 @@ _MEANT = "is that meant? (--all-units)"
 
 
 def _units(own: list[Asked], what: Observed) -> Verdict:
-    cannot = judging.nothing(what)
-    if cannot is not None:
+    if cannot := judging.nothing(what):
         return cannot
     again = [
         one
@@ -34,8 +33,7 @@ def _units(own: list[Asked], what: Observed) -> Verdict:
     if gone:
         return judging.not_back(gone, what)
     loads = [one for one in again if one.given]
-    wrong = judging.loaded_wrong(loads, what, *judging.NOT_THERE)
-    if wrong is not None:
+    if wrong := judging.loaded_wrong(loads, what, *judging.NOT_THERE):
         return wrong
     taken = [one for one in again if judging.expected(one, what)]
     if not taken:

@@ -37,8 +37,7 @@ def _transfers(own: list[Asked], what: Observed) -> Verdict:
     if what.facts.role == "kv_consumer":
         return judging.nothing(what) or not_observed("nothing was loaded")
     again = [one for one in what.plain if one.round > 0 and one.stored and one.seen is not None]
-    late = judging.unanswered(what.plain, what)
-    if late is not None:
+    if late := judging.unanswered(what.plain, what):
         return late
     if not again:
         return not_observed(what.died or "no prompt was asked twice")
@@ -57,12 +56,8 @@ def _transfers(own: list[Asked], what: Observed) -> Verdict:
 
 
 def _equal(own: list[Asked], what: Observed) -> Verdict:
-    cannot = judging.nothing(what)
-    if cannot is not None:
-        return cannot
-    wrong = judging.loaded_wrong(what.loads, what)
-    if wrong is not None:
-        return wrong
+    if bad := judging.nothing(what) or judging.loaded_wrong(what.loads, what):
+        return bad
     proved_layers = sum(one.seen.proved for one in what.loads if one.seen)
     changed = [one for one in what.loads if judging.altered(one, what)]
     total = sum(one.given * one.seen.pairs for one in what.loads if one.seen)
@@ -100,12 +95,8 @@ def _lookups(own: list[Asked], what: Observed) -> Verdict:
             f"{count(first.offered_to)} of {first.id}, which has {count(len(first.tokens))}; vLLM asserts "
             "that this is never so",
         )
-    cannot = judging.nothing(what)
-    if cannot is not None:
-        return cannot
-    wrong = judging.loaded_wrong(what.loads, what, *judging.NOT_THERE)
-    if wrong is not None:
-        return wrong
+    if bad := judging.nothing(what) or judging.loaded_wrong(what.loads, what, *judging.NOT_THERE):
+        return bad
     if not any(map(judging.arrived, what.loads)):
         return not_observed(_UNSEEN)
     offered = sum(one.seen.offered or 0 for one in what.loads if one.seen)
