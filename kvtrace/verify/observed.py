@@ -293,9 +293,5 @@ def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

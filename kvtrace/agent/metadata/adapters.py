@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from kvtrace.agent.metadata import Answer
@@ -157,9 +158,7 @@ def _load(name: str, where: Any) -> Adapter:
     try:
         if isinstance(where, str):
             module, _, attribute = where.partition(":")
-            function: Any = importlib.import_module(module)
-            for part in (attribute or "kv_entries").split("."):
-                function = getattr(function, part)
+            function = attrgetter(attribute or "kv_entries")(importlib.import_module(module))
         else:
             function = where.load()
     except Exception as error:

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kvtrace.agent.code import config_source
@@ -53,9 +54,7 @@ def _children(first: FoundClass, given: dict[str, Any], extra: dict[str, Any]) -
 
 def _named(text: str) -> type:
     module, _, name = text.partition(":")
-    value: Any = importlib.import_module(module)
-    for part in name.split("."):
-        value = getattr(value, part)
+    value = attrgetter(name)(importlib.import_module(module))
     if not isinstance(value, type):
         raise TypeError(f"{text} is no class")
     return value

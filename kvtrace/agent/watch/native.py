@@ -20,6 +20,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -474,10 +475,8 @@ def _around(row: NativeCopy, original: Any) -> Any:
 def wrap(row: NativeCopy, module: ModuleType) -> bool:
     """Put the wrapper in place; False where the module has no such attribute, or can't be changed."""
     try:
-        holder: Any = module
-        *path, name = row.attr.split(".")
-        for part in path:
-            holder = getattr(holder, part)
+        path, _, name = row.attr.rpartition(".")
+        holder = attrgetter(path)(module) if path else module
         return wrap_once(holder, name, functools.partial(_around, row))
     except (AttributeError, TypeError):
         return False
