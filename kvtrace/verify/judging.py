@@ -9,7 +9,7 @@ from typing import Any
 from kvtrace.ledger.ends import NOT_ARRIVED, LoadEnd
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.engine import Reply
-from kvtrace.verify.observed import MOST_APART, Asked, Observed
+from kvtrace.verify.observed import MOST_APART, Asked, Observed, common
 from kvtrace.words import count, listed, percent, plural
 
 MOST_NAMED = 4
@@ -262,14 +262,9 @@ def tie(what: Observed) -> float:
     for arm in what.reference.values():
         first = arm.replies[0]
         for other in arm.replies[1:]:
-            for (a, b), (x, y) in zip(
-                zip(first.tokens, first.logprobs, strict=False),
-                zip(other.tokens, other.logprobs, strict=False),
-                strict=False,
-            ):
-                if a != x:
-                    break
-                most = max(most, abs(b[0] - y[0]))
+            same = common(first.tokens, other.tokens)
+            pairs = zip(first.logprobs[:same], other.logprobs[:same], strict=False)
+            most = max([most, *(abs(one[0] - two[0]) for one, two in pairs)])
     return 2 * most + 1e-4
 
 

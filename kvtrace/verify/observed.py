@@ -277,13 +277,13 @@ def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
                 known = max(known, one.shared_with(other))
             if one.prompt.image or other.prompt.asker != one.prompt.asker:
                 continue
-            known = max(known, _common(one.tokens, [*other.tokens, *other.reply.tokens]))
+            known = max(known, common(one.tokens, [*other.tokens, *other.reply.tokens]))
             before = other.batch < one.batch and (other.job, other.round) != (one.job, one.round)
             if before and other.life == one.life and other.answered and not other.prompt.leaves:
-                common = _common(one.tokens, other.tokens)
+                same = common(one.tokens, other.tokens)
                 # What is taken of a longer prompt may lie in one piece with what this one has not.
-                own = held[other.number] if len(other.tokens) <= common else 0
-                stored, taken = max(stored, common), max(taken, own)
+                own = held[other.number] if len(other.tokens) <= same else 0
+                stored, taken = max(stored, same), max(taken, own)
         # What the GPU's own cache gave, the connector need not have.
         known_back = one.given > 0 or one.back <= taken
         more = one.back + one.seen.taken if one.seen is not None and known_back else 0
@@ -292,6 +292,7 @@ def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
     return sorted(found, key=lambda one: one.number)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens with which both begin."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
