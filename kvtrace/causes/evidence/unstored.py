@@ -66,7 +66,8 @@ def caught_there(case: Case, cause: Cause) -> list[Swallowed]:
 
 def look_there(caught: Sequence[Swallowed]) -> list[str]:
     """What to look at first, of :func:`caught_there`."""
-    return [f"Look at {fact.where}: what was to be stored raises {fact.type} there" for fact in caught[:1]]
+    places = [(fact.where, fact.type) for fact in caught if fact.where]  # what is logged alone has none
+    return [f"Look at {place}: what was to be stored raises {error} there" for place, error in places[:1]]
 
 
 def _at(fact: Swallowed, steps: set[int]) -> bool:
