@@ -363,7 +363,7 @@ class Agent:
             connector=index,
             type=traces.type_name(error),
             message=self.said(error),
-            where=where_raised(error, called, owners.owner_of(index)),
+            where=where_raised(error, owners.owner_of(index), called),
             count_so_far=self._exceptions,
         )
         self.fact(fact, Role.WORKER)
@@ -395,26 +395,33 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
-def where_raised(error: BaseException | None, called: Any = None, owner: owners.Owner | None = None) -> str:
-    """``file.py:12 in function`` of the innermost frame that is the ``owner``'s, else of the innermost that
-    is not vLLM's, torch's, Python's own or ours. Where there are none but ours, ``called`` was not even
-    entered, as it does not take these arguments: where it is defined."""
-    best = own = ""
+def where_raised(
+    error: BaseException | None, owner: owners.Owner | owners.OwnerToCome | None = None, called: Any = None
+) -> str:
+    """``file.py:12 in function`` of the innermost frame that is the ``owner``'s, else of the innermost in the
+    package that was entered first, but for vLLM's, torch's, Python's own and ours: not that of a library
+    which this one calls. Where there are none but ours, ``called`` was not even entered, as it does not take
+    these arguments: where it is defined."""
     code = getattr(called, "__code__", None)
-    frames = list(traces.entries(error.__traceback__ if error is not None else None))
-    if code is not None and all(is_ours(trace.tb_frame.f_code.co_filename) for trace in frames):
+    trace = error.__traceback__ if error is not None else None
+    frames = [(one.tb_frame.f_code, one.tb_lineno) for one in traces.entries(trace)]
+    if code is not None and all(is_ours(one.co_filename) for one, _ in frames):
         return traces.place(code, code.co_firstlineno)
-    for trace in frames:
-        code = trace.tb_frame.f_code
-        parts = code.co_filename.replace("\\", "/").split("/")
-        of_vllm = "vllm" in parts and "kv_connector" not in parts
-        ours = code.co_filename.startswith((_OURS, "<"))
-        skipped = of_vllm or "torch" in parts or ours or owners.is_stdlib_file(code.co_filename)
-        if not skipped or not best:
-            best = traces.place(code, trace.tb_lineno)
-        if owner is not None and owner.owns(code.co_filename):
-            own = traces.place(code, trace.tb_lineno)
-    return own or best
+    owned = [one for one in frames if owner is not None and owner.owns(one[0].co_filename)]
+    theirs = [one for one in frames if not _is_the_engines(one[0].co_filename)]
+    entered = [owners.package_of(one.co_filename) for one, _ in theirs]
+    first = next((package for package in entered if package != "vllm"), "vllm")
+    alike = [one for one, package in zip(theirs, entered, strict=True) if package == first]
+    found = owned or alike or frames[:1]
+    return traces.place(*found[-1]) if found else ""
+
+
+def _is_the_engines(filename: str) -> bool:
+    """vLLM's but for its connectors, torch's, Python's own, or ours."""
+    parts = filename.replace("\\", "/").split("/")
+    of_vllm = "vllm" in parts and "kv_connector" not in parts
+    ours = filename.startswith((_OURS, "<"))
+    return of_vllm or "torch" in parts or ours or owners.is_stdlib_file(filename)
 
 
 def _guess_role() -> str:

@@ -27,7 +27,9 @@ def raised_through(*paths: str) -> BaseException:
         calls.append(space["run"])
     with pytest.raises(KeyError) as caught:
         calls[0](*calls[1:])
-    return caught.value
+    trace = caught.value.__traceback__
+    assert trace is not None
+    return caught.value.with_traceback(trace.tb_next)  # from there on, as a wrapper of ours sees it
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,16 @@ def raised_through(*paths: str) -> BaseException:
             "v1/example.py:4 in run",
         ),
         (["/home/me/store/connector.py", shutil.__file__], "store/connector.py:4 in run"),
+        # a library that it calls, as it is made
+        (["/home/me/store/connector.py", "/s/site-packages/redis/client.py"], "store/connector.py:4 in run"),
+        (
+            [
+                "/s/site-packages/vllm/distributed/kv_transfer/kv_connector/v1/mine.py",
+                "/s/site-packages/mine/store.py",
+                "/s/site-packages/redis/client.py",
+            ],
+            "mine/store.py:4 in run",
+        ),
     ],
 )
 def test_the_innermost_line_of_the_connector(paths: list[str], place: str) -> None:
@@ -50,9 +62,13 @@ def test_the_innermost_line_of_the_connector(paths: list[str], place: str) -> No
 
 def test_a_librarys_error_is_told_at_the_line_that_calls_it() -> None:
     """It was: fix the connector at safetensors/torch.py."""
-    error = raised_through("/home/me/store/connector.py", "/s/site-packages/safetensors/torch.py")
-    assert where_raised(error) == "safetensors/torch.py:3 in run"
-    assert where_raised(error, owner=Owner(Mine(), 1)) == "store/connector.py:4 in run"
+    error = raised_through(
+        "/s/site-packages/glue/wrap.py",
+        "/home/me/store/connector.py",
+        "/s/site-packages/safetensors/torch.py",
+    )
+    assert where_raised(error) == "glue/wrap.py:4 in run"
+    assert where_raised(error, Owner(Mine(), 1)) == "store/connector.py:4 in run"
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,15 @@ def is_stdlib_file(filename: str) -> bool:
     return path.startswith(_STDLIB) and "/site-packages/" not in path and "/dist-packages/" not in path
 
 
+def package_of(filename: str) -> str:
+    """The package of an environment that a file lies in, "vllm" wherever that lies; "" of any other."""
+    parts = filename.replace("\\", "/").split("/")
+    if "vllm" in parts:
+        return "vllm"
+    known = [at for at, part in enumerate(parts) if part in ("site-packages", "dist-packages")]
+    return parts[known[-1] + 1] if known else ""
+
+
 _folders: dict[str, tuple[Any, str]] = {}
 """Package -> its module, and where that lies: asked for each file of thousands."""
 

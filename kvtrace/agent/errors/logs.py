@@ -111,7 +111,7 @@ def _caught_in_thread(error: BaseException, index: int, count: int) -> None:
         connector=index,
         type=type_name(error),
         message=AGENT.said(error),
-        where=where_raised(error),
+        where=where_raised(error, owners.owner_of(index)),
         count=count,
         logged=True,
     )

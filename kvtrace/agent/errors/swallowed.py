@@ -92,7 +92,7 @@ class CallErrors:
         """The connector logs an exception: it was caught, also where none of its frames saw it pass."""
         if len(self._told) < _MAX_TOLD:
             trace = error.__traceback__
-            where = _place(trace, error, self._owner, self._background) or where_raised(error)
+            where = _place(trace, error, self._owner, self._background) or where_raised(error, self._owner)
             self._told[id(error)] = _seen(error, trace, where)._replace(logged=True)
 
     def said_elsewhere(self, error: BaseException) -> None:
@@ -118,7 +118,7 @@ class CallErrors:
         for caught in self._caught(escaped):
             self._write(caught, about)
         if ended is not None:
-            where = _place(ended.__traceback__, ended, self._owner, True) or where_raised(ended)
+            where = _place(ended.__traceback__, ended, self._owner, True) or where_raised(ended, self._owner)
             self._write(_seen(ended, ended.__traceback__, where)._replace(ended=True), about)
         self._gone.clear()
         self._began = clock()
