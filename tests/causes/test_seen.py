@@ -438,11 +438,13 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
 
 
 def test_files_stay_empty_where_the_evidence_says(tmp_path: Path) -> None:
-    """What raised before the first byte is to be looked at first, ended it a save or not."""
+    """What raised before the first byte is to be looked at first, ended it a save or not; that a file is not
+    there is how code finds out."""
     run = run_of(tmp_path)
     place = (run.requests[0].chunk_step, "")
     fact = swallowed(type="TypeError", message="no bfloat16", went_on=False, places=(place,))
-    found = the(diagnose(losing(run, SaveEnd.NOT_AT_REST, swallowed=(fact,))), "store-incomplete")
+    asked = replace(fact, type="FileNotFoundError", where="store.py:9 in has", count=99)
+    found = the(diagnose(losing(run, SaveEnd.NOT_AT_REST, swallowed=(asked, fact))), "store-incomplete")
     assert found.remedy[0] == "Look at store.py:1 in put: what was to be stored raises TypeError there"
     assert found.remedy[1].startswith("Flush and close")
 

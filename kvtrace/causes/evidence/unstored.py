@@ -65,8 +65,9 @@ def caught_there(case: Case, cause: Cause) -> list[Swallowed]:
 
 
 def look_there(caught: Sequence[Swallowed]) -> list[str]:
-    """What to look at first, of :func:`caught_there`."""
-    places = [(fact.where, fact.type) for fact in caught if fact.where]  # what is logged alone has none
+    """What to look at first, of :func:`caught_there`: not that by which code finds out, nor what was only
+    logged, and has no place."""
+    places = [(fact.where, fact.type) for fact in caught if fact.where and not fact.harmless]
     return [f"Look at {place}: what was to be stored raises {error} there" for place, error in places[:1]]
 
 
